@@ -1,0 +1,1 @@
+//! The integration tests: the release binary on simulated nodes and recorded facts.

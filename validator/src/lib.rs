@@ -1,0 +1,1 @@
+//! `gpu-validator`: may this GPU node take work?
