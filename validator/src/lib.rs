@@ -1,1 +1,26 @@
-//! `gpu-validator`: may this GPU node take work?
+//! `gpu-validator` answers one question about a machine: may this GPU node take work?
+//!
+//! ```text
+//! probe -> facts -> checks -> findings -> report
+//! ```
+//!
+//! - [`probe`](mod@facts) is the only part that looks at the world; it fills [`facts`], one plain value.
+//! - load works the GPUs; what it saw is facts too.
+//! - [`checks`] are pure: facts and [`profile`] in, [`findings`] out.
+//! - reports are pure: a [`findings::Run`] in, text out.
+
+#[deny(clippy::disallowed_methods)]
+mod check;
+#[deny(clippy::disallowed_methods)]
+mod checks;
+#[deny(clippy::disallowed_methods)]
+mod expect;
+pub mod facts;
+pub mod findings;
+pub mod level;
+pub mod profile;
+pub mod reference;
+#[cfg(test)]
+mod test_machine;
+
+pub use check::judge;

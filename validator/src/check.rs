@@ -1,0 +1,230 @@
+//! What a check is, and how all of them are run over the facts.
+
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Finding, GpuSubject, Judgement, Outcome, Subject, Verdict};
+use crate::level::{Level, Stage};
+use crate::profile::{Profile, Severity};
+
+/// One check. Its file is `checks/<id>.rs`; the file's `//!` comment is its documentation.
+pub(crate) struct Check {
+    /// The property that is wanted; equal to the file's name.
+    pub(crate) id: &'static str,
+    pub(crate) stage: Stage,
+    /// The lowest level at which it is judged; below, it is skipped with that reason.
+    pub(crate) level: Level,
+    pub(crate) judge: Judge,
+    /// NVIDIA's or another public page on the matter.
+    pub(crate) documentation_url: &'static str,
+}
+
+/// What a check judges. Both are pure: no IO, no clock, no environment.
+///
+/// Findings are made by [`judge`], one for each subject, so that a check cannot forget a GPU.
+pub(crate) enum Judge {
+    /// The machine as a whole.
+    Host(fn(&Facts, &Profile) -> Judgement),
+    /// Each GPU that NVML lists.
+    EachGpu(fn(&GpuFacts, &Facts, &Profile) -> Judgement),
+}
+
+/// A check as `checks/mod.rs` lists it.
+pub(crate) struct Entry {
+    pub(crate) check: &'static Check,
+    pub(crate) file_name: &'static str,
+    /// The file's text; only its `//!` lines are documentation.
+    pub(crate) documentation: &'static str,
+}
+
+/// Judges `facts` by every check: the only way from facts to findings.
+///
+/// The findings are the same set of (check, subject) for the same machine whatever is wrong with it: what does not
+/// apply or was not reached is there as `skip` or `error`.
+pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for entry in crate::checks::ALL {
+        match entry.check.judge {
+            Judge::Host(judge_host) => {
+                let outcome = outcome_of(entry.check, facts, profile, level, || {
+                    judge_host(facts, profile)
+                });
+                findings.push(finding(entry.check, facts, Subject::Host, outcome));
+            }
+            Judge::EachGpu(judge_gpu) => {
+                findings.extend(judge_each_gpu(
+                    entry.check,
+                    judge_gpu,
+                    facts,
+                    profile,
+                    level,
+                ));
+            }
+        }
+    }
+    // A stable sort keeps the order of the checks within a subject.
+    findings.sort_by_key(|it| subject_rank(facts, &it.subject));
+    findings
+}
+
+fn judge_each_gpu(
+    check: &Check,
+    judge_gpu: fn(&GpuFacts, &Facts, &Profile) -> Judgement,
+    facts: &Facts,
+    profile: &Profile,
+    level: Level,
+) -> Vec<Finding> {
+    let listed = facts.gpus.iter().map(|gpu| {
+        let outcome = outcome_of(check, facts, profile, level, || {
+            judge_gpu(gpu, facts, profile)
+        });
+        finding(check, facts, Subject::Gpu(GpuSubject::of(gpu)), outcome)
+    });
+    let unlisted = unlisted_gpus(facts).into_iter().map(|subject| {
+        let outcome = outcome_of(check, facts, profile, level, || {
+            Ok(Outcome::skip(
+                "NVML does not list this GPU, which gpu_count reports",
+            ))
+        });
+        finding(check, facts, Subject::Gpu(subject), outcome)
+    });
+    let findings: Vec<Finding> = listed.chain(unlisted).collect();
+    if !findings.is_empty() {
+        return findings;
+    }
+    let outcome = outcome_of(check, facts, profile, level, || {
+        Ok(Outcome::skip("no GPU was found, which gpu_count reports"))
+    });
+    vec![finding(check, facts, Subject::Host, outcome)]
+}
+
+/// GPUs on the PCI bus that NVML does not list.
+pub(crate) fn unlisted_gpus(facts: &Facts) -> Vec<GpuSubject> {
+    let Some(devices) = facts.host.pci_devices.value() else {
+        return Vec::new();
+    };
+    devices
+        .iter()
+        .filter(|device| device.is_gpu())
+        .filter(|device| {
+            !facts
+                .gpus
+                .iter()
+                .any(|gpu| gpu.pci_address.value() == Some(&device.address))
+        })
+        .map(|device| GpuSubject {
+            pci_address: Some(device.address.clone()),
+            ..GpuSubject::default()
+        })
+        .collect()
+}
+
+/// Applies level and profile around one judgement.
+fn outcome_of(
+    check: &Check,
+    facts: &Facts,
+    profile: &Profile,
+    level: Level,
+    judge: impl FnOnce() -> Judgement,
+) -> (Outcome, Option<String>) {
+    let setting = profile.checks.get(check.id);
+    if let Some(setting) = setting.filter(|it| it.severity == Severity::Off) {
+        return (
+            Outcome::skip(format!("turned off by the profile: {}", setting.reason)),
+            None,
+        );
+    }
+    if level < check.level {
+        let reason = format!(
+            "judged at level {} and above, this run is {level}",
+            check.level
+        );
+        return (Outcome::skip(reason), None);
+    }
+    if facts.level < check.level {
+        let reason = format!(
+            "these facts were collected at level {}, this check needs {}",
+            facts.level, check.level
+        );
+        return (Outcome::error(reason), None);
+    }
+    let mut outcome = judge().unwrap_or_else(|outcome| outcome);
+    let overridden =
+        setting.and_then(|it| override_severity(&mut outcome, it.severity, &it.reason));
+    (outcome, overridden)
+}
+
+/// Changes `fail` to `warn` or `warn` to `fail`. An `error` stays: a profile cannot make up for not having looked.
+fn override_severity(outcome: &mut Outcome, severity: Severity, reason: &str) -> Option<String> {
+    let wanted = match (severity, outcome.verdict) {
+        (Severity::Warn, Verdict::Fail) => Verdict::Warn,
+        (Severity::Fail, Verdict::Warn) => Verdict::Fail,
+        _ => return None,
+    };
+    let overridden = format!(
+        "{} became {wanted} by the profile: {reason}",
+        outcome.verdict
+    );
+    outcome.verdict = wanted;
+    Some(overridden)
+}
+
+fn finding(
+    check: &Check,
+    facts: &Facts,
+    subject: Subject,
+    (outcome, overridden): (Outcome, Option<String>),
+) -> Finding {
+    Finding {
+        check: check.id.to_owned(),
+        subject,
+        verdict: outcome.verdict,
+        summary: outcome.summary,
+        expected: outcome.expected,
+        observed: outcome.observed,
+        remedy: outcome.remedy,
+        busy: outcome.busy,
+        overridden,
+        time_s: share_of_probe_time(check, facts),
+    }
+}
+
+/// The wall time of the stage's probes, shared evenly among its checks: what JUnit's `time` can honestly say, since
+/// judging itself takes microseconds.
+fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
+    let probes: &[&str] = match check.stage {
+        Stage::Host => &["host"],
+        Stage::Gpu => &["nvml", "cuda"],
+        Stage::Load => &["load"],
+    };
+    let total_ms: f64 = probes
+        .iter()
+        .filter_map(|it| facts.timings_ms.get(*it))
+        .sum();
+    let checks = crate::checks::ALL
+        .iter()
+        .filter(|it| it.check.stage == check.stage)
+        .count();
+    #[expect(clippy::cast_precision_loss, reason = "a handful of checks")]
+    let share_ms = total_ms / checks.max(1) as f64;
+    share_ms / 1000.0
+}
+
+fn subject_rank(facts: &Facts, subject: &Subject) -> usize {
+    let Subject::Gpu(subject) = subject else {
+        return 0;
+    };
+    facts
+        .gpus
+        .iter()
+        .position(|gpu| GpuSubject::of(gpu) == *subject)
+        .map_or(facts.gpus.len() + 1, |position| position + 1)
+}
+
+/// The title of a check: the first line of its documentation.
+pub(crate) fn title(entry: &Entry) -> &'static str {
+    entry
+        .documentation
+        .lines()
+        .find_map(|line| line.strip_prefix("//! "))
+        .unwrap_or_default()
+        .trim_end_matches('.')
+}

@@ -1,0 +1,44 @@
+//! What the CUDA driver library says.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ComputeCapability, Reading};
+
+/// What `libcuda.so.1` says, asked in a process of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CudaFacts {
+    /// The library was loaded, from this path (links resolved).
+    pub library: Reading<String>,
+    /// What `cuInit` answered.
+    pub init: Reading<CudaResult>,
+    /// `cuDriverGetVersion`: 1000 x major + 10 x minor.
+    pub driver_version: Reading<u32>,
+    /// CUDA's devices, by UUID; the order is CUDA's own and means nothing elsewhere.
+    pub devices: Reading<Vec<CudaDevice>>,
+    /// How the probe process ended, when it did not end well.
+    pub probe_trouble: Vec<String>,
+}
+
+/// A `CUresult`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CudaResult {
+    /// 0 is success.
+    pub code: u32,
+    /// `CUDA_ERROR_SYSTEM_NOT_READY`.
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CudaDevice {
+    /// `GPU-…` (or `MIG-…`), in NVML's spelling.
+    pub uuid: String,
+    pub name: String,
+    pub pci_address: Option<String>,
+    pub compute_capability: ComputeCapability,
+    pub total_memory_bytes: u64,
+    pub multiprocessors: u32,
+}

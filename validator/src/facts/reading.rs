@@ -1,0 +1,76 @@
+//! One value that a probe tried to read.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::findings::Outcome;
+
+/// One value that a probe tried to read. The default is "nothing has looked yet", never a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reading<T> {
+    /// It was read.
+    Value(T),
+    /// The hardware or the driver says that it has no such thing (`NVML_ERROR_NOT_SUPPORTED`, no such file by design).
+    NotSupported,
+    /// It could not be read, and this is why, as a lowercase fragment: `permission denied opening /dev/kmsg`.
+    NotRead(String),
+}
+
+impl<T> Default for Reading<T> {
+    fn default() -> Self {
+        Self::NotRead("not probed".to_owned())
+    }
+}
+
+impl<T> Reading<T> {
+    /// The value, if it was read.
+    pub fn value(&self) -> Option<&T> {
+        match self {
+            Self::Value(value) => Some(value),
+            Self::NotSupported | Self::NotRead(_) => None,
+        }
+    }
+
+    /// The value, where a judgement cannot be made without one; otherwise the `error` outcome that says so.
+    ///
+    /// `what` names the value as a person would: `persistence mode`.
+    pub fn required(&self, what: &str) -> Result<&T, Outcome> {
+        match self {
+            Self::Value(value) => Ok(value),
+            Self::NotSupported => Err(Outcome::error(format!(
+                "{what} could not be read: the driver answers not supported"
+            ))),
+            Self::NotRead(reason) => Err(Outcome::error(format!(
+                "{what} could not be read: {reason}"
+            ))),
+        }
+    }
+
+    /// The value, where hardware without it is simply not judged: `NotSupported` becomes a `skip`, `NotRead` stays an
+    /// `error`. Use [`Reading::required`] where the GPU model is known to have it.
+    pub fn applicable(&self, what: &str) -> Result<&T, Outcome> {
+        match self {
+            Self::NotSupported => Err(Outcome::skip(format!("this GPU or driver has no {what}"))),
+            Self::Value(_) | Self::NotRead(_) => self.required(what),
+        }
+    }
+
+    /// The reading of a part or a function of this value.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Reading<U> {
+        match self {
+            Self::Value(value) => Reading::Value(f(value)),
+            Self::NotSupported => Reading::NotSupported,
+            Self::NotRead(reason) => Reading::NotRead(reason),
+        }
+    }
+}
+
+impl<T, E: std::fmt::Display> From<Result<T, E>> for Reading<T> {
+    fn from(result: Result<T, E>) -> Self {
+        match result {
+            Ok(value) => Self::Value(value),
+            Err(error) => Self::NotRead(format!("{error:#}")),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! How much is looked at, and in which order.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How much a run looks at.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Reads everything, works no GPU: well under a second.
+    Quick,
+    /// Quick, and every GPU computes something that is verified.
+    #[default]
+    Standard,
+    /// Standard, for longer and with more kinds of load.
+    Extended,
+}
+
+impl std::fmt::Display for Level {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Quick => "quick",
+            Self::Standard => "standard",
+            Self::Extended => "extended",
+        })
+    }
+}
+
+/// The three coarse stages of a run; a later one does not run when an earlier one makes it meaningless.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The operating system's side: PCI, kernel modules, device nodes, logs.
+    Host,
+    /// What NVML and the CUDA driver say.
+    Gpu,
+    /// GPUs at work.
+    Load,
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Gpu => "gpu",
+            Self::Load => "load",
+        })
+    }
+}

@@ -1,0 +1,254 @@
+//! What a node must be: the profile, as written by a person and after `extends` was resolved.
+//!
+//! Everything is optional. What a profile leaves open is derived by [`crate::expect`] from the EC2 instance type, from
+//! the GPU model, and from the machine's own consistency.
+
+mod load;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use load::{ProfileError, load, parse};
+
+use crate::facts::{ComputeMode, KernelModuleFlavor};
+use crate::level::Level;
+use crate::reference::DriverVersion;
+
+/// What a node must be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Profile {
+    /// A name for reports: `p5.48xlarge`.
+    pub name: Option<String>,
+    pub description: Option<String>,
+    /// Another profile, relative to this file, whose values hold where this one says nothing; no deeper than three.
+    pub extends: Option<String>,
+    pub driver: DriverProfile,
+    pub cuda: CudaProfile,
+    pub gpus: GpusProfile,
+    /// systemd services by unit name without `.service`.
+    pub services: BTreeMap<String, ServiceRequirement>,
+    pub environment: EnvironmentProfile,
+    pub container_runtime: ContainerRuntimeProfile,
+    pub policy: Policy,
+    pub levels: BTreeMap<Level, LevelProfile>,
+    /// Per-check severity, by check id.
+    pub checks: BTreeMap<String, CheckSetting>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DriverProfile {
+    /// The oldest driver that will do: `580.65.06`.
+    pub minimum: Option<DriverVersion>,
+    /// The only branch that will do: `580`.
+    pub branch: Option<u32>,
+    pub kernel_module: Option<KernelModuleFlavor>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CudaProfile {
+    /// The oldest CUDA version that the driver must offer: `"12.8"`.
+    pub driver_minimum: Option<CudaVersion>,
+    /// Toolkits that must be on the machine, by version prefix: `"12.8"` is met by 12.8.1.
+    pub toolkits: Vec<CudaVersion>,
+    /// Whether a `cuda-compat` package must, may or must not be there. The default is that it may where it applies.
+    pub compat_package: Option<Requirement>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct GpusProfile {
+    /// The product name that NVML gives, or the name of a model of the reference table: `NVIDIA H200`.
+    pub model: Option<String>,
+    pub count: Option<u32>,
+    /// The least total memory of each GPU.
+    pub memory_minimum_mib: Option<u64>,
+    pub persistence_mode: Option<bool>,
+    pub ecc: Option<bool>,
+    pub mig: Option<bool>,
+    /// MIG devices on each GPU, when `mig` is true.
+    pub mig_devices: Option<u32>,
+    pub compute_mode: Option<ComputeMode>,
+    /// The power limit in force, exactly.
+    pub power_limit_w: Option<u32>,
+    pub pcie: PcieProfile,
+    /// Active NVLinks of each GPU.
+    pub nvlinks: Option<u32>,
+    /// VBIOS versions of which each GPU must have one.
+    pub vbios: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PcieProfile {
+    /// The least link generation that GPU and slot can reach together.
+    pub generation: Option<u32>,
+    /// The link's width in lanes.
+    pub width: Option<u32>,
+}
+
+/// What a service must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServiceRequirement {
+    Active,
+    Enabled,
+    Installed,
+    /// It must not be active.
+    Inactive,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Requirement {
+    Required,
+    Allowed,
+    Forbidden,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct EnvironmentProfile {
+    /// Variables that may be set although `injected_environment` would object.
+    pub allowed: Vec<String>,
+    /// Variables that must have exactly this value.
+    pub required: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ContainerRuntimeProfile {
+    /// Docker or containerd knows the `nvidia` runtime.
+    pub nvidia_runtime: Option<Requirement>,
+    /// A CDI specification lists as many `nvidia.com/gpu` devices as there are GPUs.
+    pub cdi: Option<Requirement>,
+}
+
+/// Numbers that judge. What is `None` has the default that the check's documentation names with its source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    pub xid: XidPolicy,
+    pub temperature_maximum_c: Option<i32>,
+    pub memory_temperature_maximum_c: Option<i32>,
+    /// Uncorrectable errors since the driver was loaded; 0 by default.
+    pub ecc_volatile_uncorrectable_maximum: Option<u64>,
+    pub ecc_aggregate_uncorrectable_maximum: Option<u64>,
+    pub ecc_volatile_correctable_maximum: Option<u64>,
+    pub remapped_rows_uncorrectable_maximum: Option<u32>,
+    pub retired_pages_maximum: Option<u32>,
+    pub pcie_replays_maximum: Option<u64>,
+    pub nvlink_errors_maximum: Option<u64>,
+    /// Memory in use on an idle GPU, beside what the driver reserves.
+    pub idle_memory_maximum_mib: Option<u64>,
+    /// Processes by other users or jobs may use the GPUs.
+    pub foreign_processes: Option<Requirement>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct XidPolicy {
+    /// Only messages of the last so many hours are judged; without it, all since boot.
+    pub window_hours: Option<f64>,
+    /// Xids whose default class is changed: they fail.
+    pub fail: Vec<u32>,
+    pub warn: Vec<u32>,
+    pub ignore: Vec<u32>,
+}
+
+/// What a level does, where the defaults do not fit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LevelProfile {
+    /// Seconds that the check kernel may take on one GPU, start of the process included.
+    pub kernel_deadline_s: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckSetting {
+    pub severity: Severity,
+    /// Why; whoever reads the report later will ask.
+    pub reason: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// A warning of this check becomes a failure.
+    Fail,
+    /// A failure of this check becomes a warning.
+    Warn,
+    /// The check is skipped.
+    Off,
+}
+
+/// A CUDA version, written `"12.8"` or `"12.8.1"`; compared by major and minor, then update where both name one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
+#[schemars(with = "String")]
+pub struct CudaVersion {
+    pub major: u32,
+    pub minor: u32,
+    pub update: Option<u32>,
+}
+
+impl CudaVersion {
+    /// From `cuDriverGetVersion`: 1000 x major + 10 x minor.
+    pub fn from_driver_number(number: u32) -> Self {
+        Self {
+            major: number / 1000,
+            minor: number % 1000 / 10,
+            update: None,
+        }
+    }
+}
+
+impl std::str::FromStr for CudaVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected =
+            || format!("`{text}` is not a CUDA version, expected one like \"12.8\" or \"12.8.1\"");
+        let parts: Vec<u32> = text
+            .split('.')
+            .map(|part| part.parse().map_err(|_| expected()))
+            .collect::<Result<_, _>>()?;
+        match parts[..] {
+            [major, minor] => Ok(Self {
+                major,
+                minor,
+                update: None,
+            }),
+            [major, minor, update] | [major, minor, update, _] => Ok(Self {
+                major,
+                minor,
+                update: Some(update),
+            }),
+            _ => Err(expected()),
+        }
+    }
+}
+
+impl std::fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)?;
+        self.update.map_or(Ok(()), |update| write!(f, ".{update}"))
+    }
+}
+
+impl Serialize for CudaVersion {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for CudaVersion {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,93 @@
+//! GPU models.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::facts::{ComputeCapability, KernelModuleFlavor};
+
+/// What a GPU model is when it is healthy.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuModel {
+    /// The short name that tables use: `H200 SXM`.
+    pub name: String,
+    /// Product names as NVML gives them.
+    pub product_names: Vec<String>,
+    /// PCI device ids; several models may share one (A16 and A2 do), so the product name decides first.
+    pub pci_device_ids: Vec<u16>,
+    pub compute_capability: ComputeCapability,
+    /// The least total memory that NVML reports on a healthy card, in MiB.
+    pub memory_minimum_mib: u64,
+    pub pcie_generation: u32,
+    /// Lanes.
+    pub pcie_width: u32,
+    /// NVLinks of the GPU; boards and virtual machines may connect fewer.
+    pub nvlinks: u32,
+    /// Default power limit in watts.
+    pub power_limit_w: u32,
+    pub kernel_module: KernelModuleSupport,
+    /// Memory with ECC.
+    pub ecc: bool,
+    /// Row remapping (Ampere and newer data center GPUs); page retirement before.
+    pub row_remapping: bool,
+    pub mig: bool,
+    /// A data center product, to which forward compatibility (`cuda-compat`) applies.
+    pub data_center: bool,
+    /// Dense peak rates in TFLOP/s (or TOP/s) by precision (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`).
+    pub peak_tflops: std::collections::BTreeMap<String, f64>,
+    /// Memory bandwidth in GB/s.
+    pub memory_bandwidth_gbs: f64,
+    /// Where the row comes from.
+    pub source: String,
+}
+
+/// Which kernel module flavours support a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelModuleSupport {
+    OpenOnly,
+    ProprietaryOnly,
+    Either,
+}
+
+impl KernelModuleSupport {
+    pub fn supports(self, flavor: KernelModuleFlavor) -> bool {
+        match self {
+            Self::OpenOnly => flavor == KernelModuleFlavor::Open,
+            Self::ProprietaryOnly => flavor == KernelModuleFlavor::Proprietary,
+            Self::Either => true,
+        }
+    }
+}
+
+static GPU_MODELS: LazyLock<Vec<GpuModel>> = LazyLock::new(|| {
+    serde_yaml::from_str(include_str!("../../data/gpu_models.yaml"))
+        .expect("a test parses the embedded table")
+});
+
+/// All models.
+pub fn gpu_models() -> &'static [GpuModel] {
+    &GPU_MODELS
+}
+
+/// The model with this product name, or else the only one with this PCI device id.
+pub fn gpu_model(
+    product_name: Option<&str>,
+    pci_device_id: Option<u16>,
+) -> Option<&'static GpuModel> {
+    let by_name = |name: &str| {
+        GPU_MODELS
+            .iter()
+            .find(|model| model.product_names.iter().any(|it| it == name))
+    };
+    let by_id = |id: u16| {
+        let mut models = GPU_MODELS
+            .iter()
+            .filter(move |model| model.pci_device_ids.contains(&id));
+        models.next().filter(|_| models.next().is_none())
+    };
+    product_name
+        .and_then(by_name)
+        .or_else(|| pci_device_id.and_then(by_id))
+}

@@ -1,0 +1,55 @@
+//! Xid errors.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+/// What an Xid means and what it says of the GPU.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Xid {
+    pub number: u32,
+    pub name: String,
+    pub class: XidClass,
+    /// NVIDIA's immediate resolution, as its catalogue names it: `RESET_GPU`.
+    pub resolution: String,
+    /// What a person should do.
+    pub remedy: String,
+    /// How other tools treat it, where they differ from this class.
+    #[serde(default)]
+    pub others: Option<String>,
+}
+
+/// Default class of an Xid; a profile may move numbers between fail, warn and ignore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XidClass {
+    /// The application's own doing: reported, never blames the GPU.
+    Application,
+    /// A memory error that was contained; the application must restart, the GPU stays usable.
+    Contained,
+    /// For information.
+    Informational,
+    /// The GPU must be reset.
+    Reset,
+    /// The machine must be restarted or replaced.
+    Reboot,
+    /// The hardware must be inspected.
+    Hardware,
+    /// Driver or firmware must be updated.
+    Software,
+    /// NVLink 5 messages, whose text says fatal or not.
+    NvlinkBySeverity,
+    /// No public source says what it means.
+    Unknown,
+}
+
+static XIDS: LazyLock<Vec<Xid>> = LazyLock::new(|| {
+    serde_yaml::from_str(include_str!("../../data/xids.yaml"))
+        .expect("a test parses the embedded table")
+});
+
+/// The row of this Xid.
+pub fn xid(number: u32) -> Option<&'static Xid> {
+    XIDS.iter().find(|row| row.number == number)
+}
