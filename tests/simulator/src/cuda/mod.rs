@@ -1,0 +1,1 @@
+//! libcuda: the CUDA driver interface.
