@@ -49,7 +49,7 @@ fn is_system_path(path: &str) -> bool {
 }
 
 /// The file that this code was loaded from.
-fn own_path() -> Option<String> {
+pub(crate) fn own_path() -> Option<String> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
