@@ -1,0 +1,1 @@
+//! libcublasLt: the matrix products that the burn uses.

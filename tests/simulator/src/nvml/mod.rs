@@ -1,0 +1,1 @@
+//! libnvidia-ml: the NVML interface.
