@@ -18,31 +18,55 @@ pub(crate) fn verify(binary: &Path) -> anyhow::Result<()> {
     let root = bootstrap(&shell)?;
     shell.copy_file(binary, root.join("gpu-validator"))?;
     // A mapped user may chroot and mount /proc without being root outside.
-    let in_userland = ["unshare", "--map-root-user", "--mount", "--pid", "--fork"];
     let mount_proc = format!("--mount-proc={}", root.join("proc").display());
-    let version = cmd!(shell, "{in_userland...} {mount_proc} chroot {root} /gpu-validator --version")
-        .quiet()
-        .read()
-        .with_context(|| format!("the binary does not start on Debian 11 ({})", root.display()))?;
+    let in_userland = [
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--fork",
+        &mount_proc,
+        "chroot",
+    ];
+    let version = cmd!(
+        shell,
+        "unshare {in_userland...} {root} /gpu-validator --version"
+    )
+    .quiet()
+    .read()
+    .with_context(|| {
+        format!(
+            "the binary does not start on Debian 11 ({})",
+            root.display()
+        )
+    })?;
 
     let report = root.join("report.json");
     shell.remove_path(&report)?;
     let output = cmd!(
         shell,
-        "{in_userland...} {mount_proc} chroot {root} /gpu-validator run --level quick --json /report.json"
+        "unshare {in_userland...} {root} /gpu-validator run --level quick --json /report.json"
     )
     .quiet()
     .ignore_status()
     .output()?;
-    let printed = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let printed = || {
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    };
     ensure!(
         output.status.code() == Some(EXIT_CODE_NOT_JUDGED),
         "on Debian 11 with no GPU the binary ended with {}, expected exit code {EXIT_CODE_NOT_JUDGED}:\n{}",
         output.status,
         printed()
     );
-    let text = shell.read_file(&report).with_context(|| format!("no report was written:\n{}", printed()))?;
-    serde_json::from_str::<serde_json::Value>(&text).context("the report written on Debian 11 is not JSON")?;
+    let text = shell
+        .read_file(&report)
+        .with_context(|| format!("no report was written:\n{}", printed()))?;
+    serde_json::from_str::<serde_json::Value>(&text)
+        .context("the report written on Debian 11 is not JSON")?;
     eprintln!("{version} starts and reports on Debian 11 with no NVIDIA library");
     Ok(())
 }
@@ -63,7 +87,12 @@ fn bootstrap(shell: &Shell) -> anyhow::Result<PathBuf> {
         .run()
         .context("no Debian 11 userland; install mmdebstrap (Debian and Ubuntu: apt-get install mmdebstrap) and check that deb.debian.org answers")?;
     // Device nodes need root and nothing here opens them.
-    cmd!(shell, "tar --extract --file {archive} --directory {root} --no-same-owner --exclude=./dev/*").quiet().run()?;
+    cmd!(
+        shell,
+        "tar --extract --file {archive} --directory {root} --no-same-owner --exclude=./dev/*"
+    )
+    .quiet()
+    .run()?;
     shell.remove_path(&archive)?;
     shell.create_dir(root.join("proc"))?;
     shell.write_file(&stamp, "")?;

@@ -9,7 +9,10 @@ use crate::{debian_userland, glibc_floor, tools, workspace};
 
 /// The oldest glibc of the machine images that we promise to run on: 2.28 is that of Amazon Linux 2023's elder siblings
 /// Debian 10 and RHEL 8.
-pub(crate) const OLDEST_GLIBC: glibc_floor::Version = glibc_floor::Version { major: 2, minor: 28 };
+pub(crate) const OLDEST_GLIBC: glibc_floor::Version = glibc_floor::Version {
+    major: 2,
+    minor: 28,
+};
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
@@ -37,7 +40,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 pub(crate) fn build() -> anyhow::Result<PathBuf> {
     let built = build_portable()?;
     let folder = workspace::target().join("dist");
-    write_files(&built, &folder).with_context(|| format!("{} could not be filled", folder.display()))?;
+    write_files(&built, &folder)
+        .with_context(|| format!("{} could not be filled", folder.display()))?;
     let binary = folder.join("gpu-validator");
     check_size(&binary)?;
     Ok(binary)
@@ -47,7 +51,12 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
 pub(crate) fn build_native() -> anyhow::Result<PathBuf> {
     let shell = workspace::shell()?;
     let cargo = workspace::cargo();
-    cmd!(shell, "{cargo} build --release --package validator --bin gpu-validator").quiet().run()?;
+    cmd!(
+        shell,
+        "{cargo} build --release --package validator --bin gpu-validator"
+    )
+    .quiet()
+    .run()?;
     Ok(workspace::target().join("release/gpu-validator"))
 }
 
@@ -77,7 +86,9 @@ fn build_portable() -> anyhow::Result<PathBuf> {
     .quiet()
     .run()
     .context("the portable build failed")?;
-    Ok(workspace::target().join(TRIPLE).join("release/gpu-validator"))
+    Ok(workspace::target()
+        .join(TRIPLE)
+        .join("release/gpu-validator"))
 }
 
 /// Keeps the builder's home folder out of the panic messages, so that two builders get the same bytes.
@@ -99,12 +110,23 @@ fn write_files(built: &Path, folder: &Path) -> anyhow::Result<()> {
     let man_page = cmd!(shell, "{binary} generate man").quiet().read()?;
     shell.write_file(folder.join("gpu-validator.1"), man_page + "\n")?;
     for name in ["bash", "zsh", "fish"] {
-        let text = cmd!(shell, "{binary} generate completions {name}").quiet().read()?;
-        ensure!(!text.is_empty(), "`gpu-validator generate completions {name}` printed nothing");
+        let text = cmd!(shell, "{binary} generate completions {name}")
+            .quiet()
+            .read()?;
+        ensure!(
+            !text.is_empty(),
+            "`gpu-validator generate completions {name}` printed nothing"
+        );
         shell.write_file(completions.join(name), text + "\n")?;
     }
     shell.change_dir(folder);
-    let files = ["gpu-validator", "gpu-validator.1", "completions/bash", "completions/fish", "completions/zsh"];
+    let files = [
+        "gpu-validator",
+        "gpu-validator.1",
+        "completions/bash",
+        "completions/fish",
+        "completions/zsh",
+    ];
     let sums = cmd!(shell, "sha256sum {files...}").quiet().read()?;
     shell.write_file(folder.join("SHA256SUMS"), sums + "\n")?;
     Ok(())
@@ -120,6 +142,9 @@ fn check_size(binary: &Path) -> anyhow::Result<()> {
             LARGEST_BINARY_BYTES / 1_000_000
         );
     }
-    eprintln!("{} ({megabytes}, glibc {OLDEST_GLIBC} or newer)", binary.display());
+    eprintln!(
+        "{} ({megabytes}, glibc {OLDEST_GLIBC} or newer)",
+        binary.display()
+    );
     Ok(())
 }

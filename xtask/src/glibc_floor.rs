@@ -45,22 +45,36 @@ pub(crate) fn verify(binary: &Path, oldest: Version) -> anyhow::Result<()> {
     let libraries = needed_libraries(&readelf("--dynamic")?);
     let versions = symbol_versions(&readelf("--version-info")?);
     judge(&libraries, &versions, oldest).with_context(|| binary.display().to_string())?;
-    let newest = versions.iter().filter_map(|name| glibc_version(name)).max().unwrap_or(oldest);
-    eprintln!("needs {} and no symbol newer than glibc {newest}", libraries.join(", "));
+    let newest = versions
+        .iter()
+        .filter_map(|name| glibc_version(name))
+        .max()
+        .unwrap_or(oldest);
+    eprintln!(
+        "needs {} and no symbol newer than glibc {newest}",
+        libraries.join(", ")
+    );
     Ok(())
 }
 
 fn judge(libraries: &[String], versions: &[String], oldest: Version) -> anyhow::Result<()> {
-    ensure!(!libraries.is_empty(), "no needed library is listed: not a dynamic executable, so it could not dlopen the driver");
+    ensure!(
+        !libraries.is_empty(),
+        "no needed library is listed: not a dynamic executable, so it could not dlopen the driver"
+    );
     ensure!(
         versions.iter().any(|name| glibc_version(name).is_some()),
         "no glibc symbol version is listed, so nothing was proven"
     );
     for library in libraries {
-        ensure!(ALLOWED_LIBRARIES.contains(&library.as_str()), "needs {library}, which a bare machine may not have");
+        ensure!(
+            ALLOWED_LIBRARIES.contains(&library.as_str()),
+            "needs {library}, which a bare machine may not have"
+        );
     }
     for name in versions.iter().filter(|name| name.starts_with("GLIBC_")) {
-        let version = glibc_version(name).with_context(|| format!("needs {name}, which is not a plain glibc version"))?;
+        let version = glibc_version(name)
+            .with_context(|| format!("needs {name}, which is not a plain glibc version"))?;
         ensure!(version <= oldest, "needs {name}, newer than glibc {oldest}");
     }
     Ok(())
@@ -77,8 +91,13 @@ fn needed_libraries(dynamic_section: &str) -> Vec<String> {
 
 /// The names in `Name: GLIBC_2.28` of the version needs section.
 fn symbol_versions(version_info: &str) -> Vec<String> {
-    let Some((_, needs)) = version_info.split_once("Version needs section") else { return Vec::new() };
-    let names = needs.split("Name: ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+    let Some((_, needs)) = version_info.split_once("Version needs section") else {
+        return Vec::new();
+    };
+    let names = needs
+        .split("Name: ")
+        .skip(1)
+        .filter_map(|rest| rest.split_whitespace().next());
     let mut versions: Vec<String> = names.map(str::to_owned).collect();
     versions.sort();
     versions.dedup();
@@ -89,7 +108,10 @@ fn glibc_version(name: &str) -> Option<Version> {
     let (major, rest) = name.strip_prefix("GLIBC_")?.split_once('.')?;
     // `GLIBC_2.2.5` is the first x86_64 version; its patch level does not matter here.
     let minor = rest.split('.').next()?;
-    Some(Version { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    Some(Version {
+        major: major.parse().ok()?,
+        minor: minor.parse().ok()?,
+    })
 }
 
 #[cfg(test)]
@@ -110,7 +132,10 @@ Version needs section '.gnu.version_r' contains 1 entry:
   0x0010:   Name: GLIBC_2.28  Flags: none  Version: 3
   0x0020:   Name: GLIBC_2.2.5  Flags: none  Version: 2
 ";
-    const OLDEST: Version = Version { major: 2, minor: 28 };
+    const OLDEST: Version = Version {
+        major: 2,
+        minor: 28,
+    };
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|&name| name.to_owned()).collect()
@@ -120,7 +145,10 @@ Version needs section '.gnu.version_r' contains 1 entry:
     fn readelf_output_is_understood() {
         assert_eq!(needed_libraries(DYNAMIC), ["libm.so.6", "libc.so.6"]);
         assert_eq!(symbol_versions(VERSION_INFO), ["GLIBC_2.2.5", "GLIBC_2.28"]);
-        assert_eq!(glibc_version("GLIBC_2.2.5"), Some(Version { major: 2, minor: 2 }));
+        assert_eq!(
+            glibc_version("GLIBC_2.2.5"),
+            Some(Version { major: 2, minor: 2 })
+        );
         assert_eq!(glibc_version("GLIBC_PRIVATE"), None);
     }
 
@@ -129,11 +157,15 @@ Version needs section '.gnu.version_r' contains 1 entry:
         let libc = names(&["libc.so.6"]);
         judge(&libc, &names(&["GLIBC_2.28", "GCC_3.0"]), OLDEST).expect("2.28 itself is allowed");
         let text = |libraries: &[String], versions: &[&str]| {
-            judge(libraries, &names(versions), OLDEST).expect_err("must be refused").to_string()
+            judge(libraries, &names(versions), OLDEST)
+                .expect_err("must be refused")
+                .to_string()
         };
         assert!(text(&libc, &["GLIBC_2.28", "GLIBC_2.34"]).contains("GLIBC_2.34"));
         assert!(text(&libc, &["GLIBC_2.28", "GLIBC_ABI_DT_RELR"]).contains("GLIBC_ABI_DT_RELR"));
-        assert!(text(&names(&["libc.so.6", "libssl.so.3"]), &["GLIBC_2.28"]).contains("libssl.so.3"));
+        assert!(
+            text(&names(&["libc.so.6", "libssl.so.3"]), &["GLIBC_2.28"]).contains("libssl.so.3")
+        );
         assert!(text(&libc, &[]).contains("nothing was proven"));
         assert!(text(&[], &["GLIBC_2.28"]).contains("not a dynamic executable"));
     }

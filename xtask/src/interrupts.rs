@@ -36,7 +36,9 @@ impl std::fmt::Debug for Interrupts {
 
 impl Interrupts {
     pub(crate) fn catch() -> anyhow::Result<Interrupts> {
-        let interrupts = Interrupts { state: Arc::default() };
+        let interrupts = Interrupts {
+            state: Arc::default(),
+        };
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let receiver = interrupts.clone();
         std::thread::spawn(move || signals.forever().for_each(|_| receiver.received()));
@@ -70,7 +72,11 @@ impl Interrupts {
     fn received(&self) {
         let mut state = self.lock();
         state.signals += 1;
-        let request = if state.signals == 1 { Request::Stop } else { Request::Kill };
+        let request = if state.signals == 1 {
+            Request::Stop
+        } else {
+            Request::Kill
+        };
         if let Some(action) = &mut state.action {
             action(request);
         }

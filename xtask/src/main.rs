@@ -32,6 +32,7 @@ enum Task {
     Simulate(simulate::Arguments),
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
+    JunitReaders(junit_readers::Arguments),
     Fuzz(fuzz::Arguments),
     Tools(tools::Arguments),
 }
@@ -45,7 +46,11 @@ fn main() -> ExitCode {
         Err(error) => {
             // Nothing is left to do when the terminal is gone.
             let _ = error.print();
-            let code = if error.use_stderr() { EXIT_CODE_BAD_INPUT } else { 0 };
+            let code = if error.use_stderr() {
+                EXIT_CODE_BAD_INPUT
+            } else {
+                0
+            };
             return ExitCode::from(code);
         }
     };
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
         Task::Dist(arguments) => dist::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
         Task::Ci(arguments) => ci::run(&arguments),
+        Task::JunitReaders(arguments) => junit_readers::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Tools(arguments) => tools::run(&arguments),
     };

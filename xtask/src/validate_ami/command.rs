@@ -36,13 +36,21 @@ impl Run<'_> {
             arguments.extend([option.into(), folder.join(name).into()]);
         }
         // The validator writes to a pipe, so it cannot see the terminal itself.
-        arguments.extend(["--color".into(), if wants_color() { "always".into() } else { "never".into() }]);
+        arguments.extend([
+            "--color".into(),
+            if wants_color() {
+                "always".into()
+            } else {
+                "never".into()
+            },
+        ]);
         arguments
     }
 }
 
 fn wants_color() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// How the validator ended.
@@ -55,19 +63,30 @@ pub(crate) enum Ending {
 impl Ending {
     pub(crate) fn of(status: ExitStatus) -> Ending {
         use std::os::unix::process::ExitStatusExt as _;
-        status.code().map_or_else(|| Ending::Signal(status.signal().unwrap_or_default()), Ending::Code)
+        status.code().map_or_else(
+            || Ending::Signal(status.signal().unwrap_or_default()),
+            Ending::Code,
+        )
     }
 
     /// The validator's exit code. Anything that it never answers by itself is trouble, not a verdict.
     pub(crate) fn exit_code(self) -> anyhow::Result<u8> {
         match self {
             Ending::Code(code @ 0..=4) => Ok(u8::try_from(code)?),
-            Ending::Code(101) => bail!("the validator panicked (exit code 101); what it printed is in stderr.txt"),
-            Ending::Code(code @ (126 | 127)) => bail!("the validator could not be started (exit code {code}); stderr.txt says why"),
+            Ending::Code(101) => {
+                bail!("the validator panicked (exit code 101); what it printed is in stderr.txt")
+            }
+            Ending::Code(code @ (126 | 127)) => {
+                bail!("the validator could not be started (exit code {code}); stderr.txt says why")
+            }
             // A shell on the other machine says a signal this way.
             Ending::Code(code @ 129..=192) => Ending::Signal(code - 128).exit_code(),
-            Ending::Code(code) => bail!("the validator ended with exit code {code}, which is none of its own; stderr.txt may say why"),
-            Ending::Signal(signal) => bail!("the validator was killed by signal {signal} before it could finish"),
+            Ending::Code(code) => bail!(
+                "the validator ended with exit code {code}, which is none of its own; stderr.txt may say why"
+            ),
+            Ending::Signal(signal) => {
+                bail!("the validator was killed by signal {signal} before it could finish")
+            }
         }
     }
 }
@@ -94,7 +113,10 @@ impl Streams {
     pub(crate) fn follow(child: &mut Child, reports: &reports::Folder) -> anyhow::Result<Streams> {
         let stdout = child.stdout.take().context("stdout is not a pipe")?;
         let stderr = child.stderr.take().context("stderr is not a pipe")?;
-        let copy = |name| std::fs::File::create(reports.file(name)).with_context(|| format!("{name} cannot be written"));
+        let copy = |name| {
+            std::fs::File::create(reports.file(name))
+                .with_context(|| format!("{name} cannot be written"))
+        };
         let (stdout_copy, stderr_copy) = (copy(reports::STDOUT)?, copy(reports::STDERR)?);
         Ok(Streams {
             threads: vec![
@@ -124,7 +146,9 @@ fn tee(mut from: impl Read, mut terminal: impl Write, mut copy: impl Write) -> s
             return kept;
         }
         // A closed terminal or a full disk must not block the validator: keep reading either way.
-        let _ = terminal.write_all(&buffer[..length]).and_then(|()| terminal.flush());
+        let _ = terminal
+            .write_all(&buffer[..length])
+            .and_then(|()| terminal.flush());
         if kept.is_ok() {
             kept = copy.write_all(&plain.strip(&buffer[..length]));
         }
@@ -186,6 +210,9 @@ mod tests {
         let mut plain = WithoutColor::default();
         let mut kept = plain.strip(b"ok \x1b[1;3");
         kept.extend(plain.strip(b"2mgreen\x1b[0m \xe2\x9c\x93\n"));
-        assert_eq!(String::from_utf8(kept).as_deref(), Ok("ok green \u{2713}\n"));
+        assert_eq!(
+            String::from_utf8(kept).as_deref(),
+            Ok("ok green \u{2713}\n")
+        );
     }
 }

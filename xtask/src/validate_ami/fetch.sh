@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2086 # $sudo is empty or two words
 # Prints every report that is there: a line with its name and size, then its bytes.
 cd -- "$1/reports" || exit 125
 sudo=$2

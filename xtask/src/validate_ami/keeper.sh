@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2086 # $sudo is empty or two words
 # Makes the temporary folder on the judged machine, prints its path, and keeps it for as long as somebody listens.
 # stdin: "." every few seconds says that the caller is alive, "s" asks the validator to stop; the end of stdin, silence
 # or a signal ends the validator and removes the folder. No single quotes here: the whole text travels between two.

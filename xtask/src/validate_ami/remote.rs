@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::command::{Ending, Run, Streams};
+use super::profile_files;
 use super::reports::{self, REPORTS};
 use super::target::Destination;
 use crate::interrupts::{Interrupts, Request};
@@ -27,10 +28,12 @@ const RUN: &str = include_str!("run.sh");
 const FETCH: &str = include_str!("fetch.sh");
 
 /// Creates parent folders and writes stdin to a file that only its owner may read and execute.
-const UPLOAD: &str = r#"umask 077; mkdir -p -- "$(dirname -- "$1")" && cat >"$1" && chmod 700 "$1""#;
+const UPLOAD: &str =
+    r#"umask 077; mkdir -p -- "$(dirname -- "$1")" && cat >"$1" && chmod 700 "$1""#;
 
 /// Waits for the folder to go, after the connection was lost.
-const IS_GONE: &str = r#"n=0; while [ -e "$1" ] && [ $n -lt 150 ]; do sleep 0.1; n=$((n + 1)); done; [ ! -e "$1" ]"#;
+const IS_GONE: &str =
+    r#"n=0; while [ -e "$1" ] && [ $n -lt 150 ]; do sleep 0.1; n=$((n + 1)); done; [ ! -e "$1" ]"#;
 
 /// ssh's own exit code for any trouble of the connection.
 const SSH_TROUBLE: i32 = 255;
@@ -39,7 +42,11 @@ const SSH_TROUBLE: i32 = 255;
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Judges the machine. The folder there is removed whatever happens.
-pub(crate) fn run(run: &Run<'_>, destination: &Destination, config: Option<&Path>) -> anyhow::Result<Ending> {
+pub(crate) fn run(
+    run: &Run<'_>,
+    destination: &Destination,
+    config: Option<&Path>,
+) -> anyhow::Result<Ending> {
     let ssh = Ssh::connect(destination, config, run.interrupts)?;
     let keeper = Keeper::start(&ssh, run)?;
     let ending = judge(&ssh, &keeper, run);
@@ -53,29 +60,58 @@ pub(crate) fn run(run: &Run<'_>, destination: &Destination, config: Option<&Path
 
 fn judge(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<Ending> {
     let size = std::fs::metadata(run.binary)?.len();
-    eprintln!("copying gpu-validator ({}.{} MB) to {}:{}", size / 1_000_000, size % 1_000_000 / 100_000, ssh.destination, keeper.folder);
+    eprintln!(
+        "copying gpu-validator ({}.{} MB) to {}:{}",
+        size / 1_000_000,
+        size % 1_000_000 / 100_000,
+        ssh.destination,
+        keeper.folder
+    );
     let folder = PathBuf::from(&keeper.folder);
-    upload(ssh, run.interrupts, run.binary, &folder.join("gpu-validator"))?;
-    let profile = run.profile.map(place_of_profile);
-    if let (Some(from), Some(to)) = (run.profile, &profile) {
-        upload(ssh, run.interrupts, from, &folder.join(to))?;
+    upload(
+        ssh,
+        run.interrupts,
+        run.binary,
+        &folder.join("gpu-validator"),
+    )?;
+    let profile = run
+        .profile
+        .map(profile_files::collect)
+        .transpose()?
+        .unwrap_or_default();
+    for file in &profile {
+        upload(ssh, run.interrupts, &file.from, &folder.join(&file.to))?;
     }
-    ensure!(!run.interrupts.requested(), "interrupted before the validator was started on {}", ssh.destination);
-    let ending = run_validator(ssh, keeper, run, profile.as_deref())?;
-    fetch(ssh, keeper, run).with_context(|| format!("the reports could not be fetched from {}", ssh.destination))?;
+    ensure!(
+        !run.interrupts.requested(),
+        "interrupted before the validator was started on {}",
+        ssh.destination
+    );
+    let ending = run_validator(ssh, keeper, run, profile.first().map(|file| &*file.to))?;
+    fetch(ssh, keeper, run)
+        .with_context(|| format!("the reports could not be fetched from {}", ssh.destination))?;
     Ok(ending)
 }
 
-fn run_validator(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>, profile: Option<&Path>) -> anyhow::Result<Ending> {
+fn run_validator(
+    ssh: &Ssh,
+    keeper: &Keeper,
+    run: &Run<'_>,
+    profile: Option<&Path>,
+) -> anyhow::Result<Ending> {
     let mut arguments: Vec<OsString> = vec![keeper.folder.clone().into(), sudo(run).into()];
     arguments.extend(run.arguments(Path::new("reports"), profile));
-    let mut child = ssh.command(RUN, &arguments)?.stdin(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut child = ssh
+        .command(RUN, &arguments)?
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
     let streams = Streams::follow(&mut child, run.reports)?;
     let (id, voice) = (Pid::from_child(&child), keeper.voice.clone());
     let status = run.interrupts.while_waiting(
         move |request| match request {
             Request::Stop => voice.say(b's'),
-            Request::Kill => drop(kill_process(id, Signal::TERM)),
+            Request::Kill => end(id),
         },
         || child.wait(),
     )?;
@@ -95,29 +131,36 @@ fn run_validator(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>, profile: Option<&Pat
 
 fn upload(ssh: &Ssh, interrupts: &Interrupts, from: &Path, to: &Path) -> anyhow::Result<()> {
     let file = File::open(from).with_context(|| format!("{} cannot be read", from.display()))?;
-    let child = ssh.command(UPLOAD, &[to.into()])?.stdin(file).stderr(Stdio::piped()).spawn()?;
+    let child = ssh
+        .command(UPLOAD, &[to.into()])?
+        .stdin(file)
+        .stderr(Stdio::piped())
+        .spawn()?;
     let output = wait(child, interrupts)?;
-    ensure!(output.status.success(), "{} could not be copied to {}: {}", from.display(), ssh.destination, complaint(&output));
+    ensure!(
+        output.status.success(),
+        "{} could not be copied to {}: {}",
+        from.display(),
+        ssh.destination,
+        complaint(&output)
+    );
     Ok(())
-}
-
-/// Reports name the profile's path, so it keeps its path inside the remote folder where that is possible.
-fn place_of_profile(profile: &Path) -> PathBuf {
-    let stays_inside = profile.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    let name = profile.file_name().map_or_else(|| "profile.yaml".into(), PathBuf::from);
-    if stays_inside { profile.to_path_buf() } else { Path::new("profile").join(name) }
 }
 
 fn fetch(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<()> {
     let mut arguments: Vec<OsString> = vec![keeper.folder.clone().into(), sudo(run).into()];
     arguments.extend(REPORTS.iter().map(|(_, name)| name.into()));
-    let child = ssh.command(FETCH, &arguments)?.stdin(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let child = ssh
+        .command(FETCH, &arguments)?
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
     let id = Pid::from_child(&child);
     // A first Ctrl-C came to get the reports early, so only a second one stops us from fetching them.
     let output = run.interrupts.while_waiting(
         move |request| {
             if request == Request::Kill {
-                let _ = kill_process(id, Signal::TERM);
+                end(id);
             }
         },
         || child.wait_with_output(),
@@ -125,7 +168,8 @@ fn fetch(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<()> {
     ensure!(output.status.success(), "{}", complaint(&output));
     for (name, bytes) in unpack(&output.stdout)? {
         let path = run.reports.file(name);
-        std::fs::write(&path, bytes).with_context(|| format!("{} could not be written", path.display()))?;
+        std::fs::write(&path, bytes)
+            .with_context(|| format!("{} could not be written", path.display()))?;
     }
     Ok(())
 }
@@ -136,10 +180,18 @@ fn unpack(mut stream: &[u8]) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
     while !stream.is_empty() {
         let mut header = String::new();
         stream.read_line(&mut header)?;
-        let (name, size) = header.trim_end().split_once(' ').with_context(|| format!("`{header}` is not a report's name and size"))?;
-        let asked = REPORTS.iter().map(|(_, asked)| *asked).find(|asked| *asked == name);
+        let (name, size) = header
+            .trim_end()
+            .split_once(' ')
+            .with_context(|| format!("`{header}` is not a report's name and size"))?;
+        let asked = REPORTS
+            .iter()
+            .map(|(_, asked)| *asked)
+            .find(|asked| *asked == name);
         let name = asked.with_context(|| format!("`{name}` was not asked for"))?;
-        let size: usize = size.parse().with_context(|| format!("`{size}` is not the size of {name}"))?;
+        let size: usize = size
+            .parse()
+            .with_context(|| format!("`{size}` is not the size of {name}"))?;
         ensure!(stream.len() >= size, "{name} was cut short");
         let (bytes, rest) = stream.split_at(size);
         files.push((name, bytes.to_vec()));
@@ -150,9 +202,13 @@ fn unpack(mut stream: &[u8]) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
 
 /// What becomes of the folder when it could not be removed in order.
 fn whether_gone(ssh: &Ssh, folder: &str) -> String {
-    let gone = ssh.fresh_command(IS_GONE, &[folder.into()]).and_then(|mut command| Ok(command.output()?));
+    let gone = ssh
+        .fresh_command(IS_GONE, &[folder.into()])
+        .and_then(|mut command| Ok(command.output()?));
     match gone {
-        Ok(output) if output.status.success() => format!("the folder {folder} on {} is gone", ssh.destination),
+        Ok(output) if output.status.success() => {
+            format!("the folder {folder} on {} is gone", ssh.destination)
+        }
         _ => format!(
             "whether the folder {folder} on {} is gone could not be seen; it removes itself within a minute of silence, else remove it by hand",
             ssh.destination
@@ -167,14 +223,27 @@ fn sudo(run: &Run<'_>) -> &'static str {
 /// What a failed command printed on stderr, in one line.
 fn complaint(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if lines.is_empty() { output.status.to_string() } else { lines.join("; ") }
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    if lines.is_empty() {
+        output.status.to_string()
+    } else {
+        lines.join("; ")
+    }
+}
+
+/// Ends one of our ssh processes; it may have ended in this very moment.
+fn end(process: Pid) {
+    let _ = kill_process(process, Signal::TERM);
 }
 
 /// Waits for a step before the run; any signal ends it.
 fn wait(child: Child, interrupts: &Interrupts) -> std::io::Result<Output> {
     let id = Pid::from_child(&child);
-    interrupts.while_waiting(move |_| drop(kill_process(id, Signal::TERM)), || child.wait_with_output())
+    interrupts.while_waiting(move |_| end(id), || child.wait_with_output())
 }
 
 /// The shared connection.
@@ -188,7 +257,11 @@ struct Ssh {
 
 impl Ssh {
     /// Opens the connection; ssh may ask for a passphrase or about an unknown host on the terminal.
-    fn connect(destination: &Destination, config: Option<&Path>, interrupts: &Interrupts) -> anyhow::Result<Ssh> {
+    fn connect(
+        destination: &Destination,
+        config: Option<&Path>,
+        interrupts: &Interrupts,
+    ) -> anyhow::Result<Ssh> {
         let ssh = Ssh {
             destination: destination.clone(),
             config: config.map(std::path::absolute).transpose()?,
@@ -197,8 +270,16 @@ impl Ssh {
         let mut command = ssh.client();
         // The connection goes to the background once it stands, and ends a minute after its last user.
         command.args(["-o", "ControlMaster=yes", "-o", "ControlPersist=60"]);
-        command.args(["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]);
-        command.arg("--").arg(&ssh.destination.host).arg("uname -sm");
+        command.args([
+            "-o",
+            "ServerAliveInterval=15",
+            "-o",
+            "ServerAliveCountMax=3",
+        ]);
+        command
+            .arg("--")
+            .arg(&ssh.destination.host)
+            .arg("uname -sm");
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -231,8 +312,19 @@ impl Ssh {
         if let Some(port) = self.destination.port {
             command.arg("-p").arg(port.to_string());
         }
-        command.arg("-o").arg(format!("ControlPath={}", self.control_folder.join("socket").display()));
-        command.args(["-T", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "PermitLocalCommand=no"]);
+        command.arg("-o").arg(format!(
+            "ControlPath={}",
+            self.control_folder.join("socket").display()
+        ));
+        command.args([
+            "-T",
+            "-o",
+            "RemoteCommand=none",
+            "-o",
+            "ClearAllForwardings=yes",
+            "-o",
+            "PermitLocalCommand=no",
+        ]);
         command
     }
 
@@ -247,13 +339,31 @@ impl Ssh {
     fn fresh_command(&self, script: &str, arguments: &[OsString]) -> anyhow::Result<Command> {
         let mut command = self.client();
         // ssh takes the first value of an option, and `-S` before it.
-        command.args(["-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        command.args([
+            "-S",
+            "none",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=10",
+        ]);
         self.finish_command(command, script, arguments)
     }
 
-    fn finish_command(&self, mut command: Command, script: &str, arguments: &[OsString]) -> anyhow::Result<Command> {
-        command.arg("--").arg(&self.destination.host).arg(remote_line(script, arguments)?);
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+    fn finish_command(
+        &self,
+        mut command: Command,
+        script: &str,
+        arguments: &[OsString],
+    ) -> anyhow::Result<Command> {
+        command
+            .arg("--")
+            .arg(&self.destination.host)
+            .arg(remote_line(script, arguments)?);
+        command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         Ok(command)
     }
 }
@@ -261,30 +371,52 @@ impl Ssh {
 impl Drop for Ssh {
     fn drop(&mut self) {
         // The connection may be lost already.
-        let _ = self.client().args(["-O", "exit", "--"]).arg(&self.destination.host).stderr(Stdio::null()).status();
+        let _ = self
+            .client()
+            .args(["-O", "exit", "--"])
+            .arg(&self.destination.host)
+            .stderr(Stdio::null())
+            .status();
         let _ = std::fs::remove_dir_all(&self.control_folder);
     }
 }
 
 /// A socket's path is limited to about a hundred characters, so it lives in /tmp rather than below the checkout.
 fn make_control_folder() -> anyhow::Result<PathBuf> {
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos();
-    let folder = PathBuf::from(format!("/tmp/gpu-validator-ssh-{}-{time}", std::process::id()));
+    let time = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)?
+        .as_nanos();
+    let folder = PathBuf::from(format!(
+        "/tmp/gpu-validator-ssh-{}-{time}",
+        std::process::id()
+    ));
     // Fails where it exists: somebody else's folder must not hold our socket.
-    std::fs::DirBuilder::new().mode(0o700).create(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&folder)
+        .with_context(|| format!("{} cannot be made", folder.display()))?;
     Ok(folder)
 }
 
 /// One line for the login shell of the other machine, whichever it is: `sh` runs the script.
 fn remote_line(script: &str, arguments: &[OsString]) -> anyhow::Result<String> {
-    ensure!(!script.contains('\''), "a remote script may not hold a single quote");
-    let mut line = format!("exec sh -c '{script}' sh");
+    ensure!(
+        !script.contains('\''),
+        "a remote script may not hold a single quote"
+    );
+    let mut words = vec![format!("exec sh -c '{script}' sh")];
     for argument in arguments {
-        let text = argument.to_str().with_context(|| format!("{} is not UTF-8", argument.display()))?;
-        ensure!(!text.contains(['\n', '\0']), "`{}` holds a line break", text.escape_debug());
-        line.push_str(&format!(" '{}'", text.replace('\'', r"'\''")));
+        let text = argument
+            .to_str()
+            .with_context(|| format!("{} is not UTF-8", argument.display()))?;
+        ensure!(
+            !text.contains(['\n', '\0']),
+            "`{}` holds a line break",
+            text.escape_debug()
+        );
+        words.push(format!("'{}'", text.replace('\'', r"'\''")));
     }
-    Ok(line)
+    Ok(words.join(" "))
 }
 
 /// The way to talk to the keeper.
@@ -293,14 +425,22 @@ struct Voice(Arc<Mutex<Option<ChildStdin>>>);
 
 impl Voice {
     fn say(&self, byte: u8) {
-        if let Some(stdin) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        if let Some(stdin) = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+        {
             // A keeper that is gone has cleaned up already.
             let _ = stdin.write_all(&[byte]).and_then(|()| stdin.flush());
         }
     }
 
     fn is_open(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
     fn close(&self) {
@@ -318,21 +458,28 @@ struct Keeper {
 
 impl Keeper {
     fn start(ssh: &Ssh, run: &Run<'_>) -> anyhow::Result<Keeper> {
-        let mut child =
-            ssh.command(KEEPER, &[sudo(run).into()])?.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut child = ssh
+            .command(KEEPER, &[sudo(run).into()])?
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
         let stdout = child.stdout.take().context("stdout is not a pipe")?;
         let voice = Voice(Arc::new(Mutex::new(child.stdin.take())));
         let id = Pid::from_child(&child);
         let mut folder = String::new();
         run.interrupts.while_waiting(
-            move |_| drop(kill_process(id, Signal::TERM)),
+            move |_| end(id),
             || BufReader::new(stdout).read_line(&mut folder),
         )?;
         let folder = folder.trim_end().to_owned();
         if !(folder.starts_with('/') && folder.contains("/gpu-validator.")) {
             voice.close();
             let output = child.wait_with_output()?;
-            bail!("no temporary folder on {}: {}", ssh.destination, complaint(&output));
+            bail!(
+                "no temporary folder on {}: {}",
+                ssh.destination,
+                complaint(&output)
+            );
         }
         let heartbeat = voice.clone();
         std::thread::spawn(move || {
@@ -341,7 +488,11 @@ impl Keeper {
                 std::thread::sleep(HEARTBEAT);
             }
         });
-        Ok(Keeper { child, voice, folder })
+        Ok(Keeper {
+            child,
+            voice,
+            folder,
+        })
     }
 
     /// Has the folder removed, and waits until it is.
@@ -353,7 +504,7 @@ impl Keeper {
         let status = interrupts.while_waiting(
             move |request| {
                 if request == Request::Kill {
-                    let _ = kill_process(id, Signal::TERM);
+                    end(id);
                 }
             },
             || {
@@ -361,23 +512,37 @@ impl Keeper {
                 self.child.wait()
             },
         )?;
-        ensure!(status.success(), "the folder {} was not removed in order ({status}) {}", self.folder, said.trim());
+        ensure!(
+            status.success(),
+            "the folder {} was not removed in order ({status}) {}",
+            self.folder,
+            said.trim()
+        );
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
-
-    use super::{FETCH, IS_GONE, KEEPER, RUN, UPLOAD, place_of_profile, remote_line, unpack};
+    use super::{FETCH, IS_GONE, KEEPER, RUN, UPLOAD, remote_line, unpack};
 
     #[test]
     fn arguments_survive_the_remote_shell() {
-        let arguments = ["plain".into(), "two words; $(reboot)".into(), "it's".into(), "".into()];
+        let arguments = [
+            "plain".into(),
+            "two words; $(reboot)".into(),
+            "it's".into(),
+            "".into(),
+        ];
         let line = remote_line(r#"printf "<%s>" "$@""#, &arguments).expect("a line");
-        let output = std::process::Command::new("sh").args(["-c", &line]).output().expect("sh runs");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "<plain><two words; $(reboot)><it's><>");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &line])
+            .output()
+            .expect("sh runs");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "<plain><two words; $(reboot)><it's><>"
+        );
         assert!(remote_line("true", &["a\nb".into()]).is_err());
     }
 
@@ -385,25 +550,43 @@ mod tests {
     fn every_script_is_one_that_sh_accepts_between_single_quotes() {
         for script in [KEEPER, RUN, FETCH, UPLOAD, IS_GONE] {
             assert!(remote_line(script, &[]).is_ok(), "{script}");
-            let checked = std::process::Command::new("sh").args(["-n", "-c", script]).status().expect("sh runs");
+            let checked = std::process::Command::new("sh")
+                .args(["-n", "-c", script])
+                .status()
+                .expect("sh runs");
             assert!(checked.success(), "{script}");
         }
     }
 
     #[test]
     fn fetched_reports_are_split_by_their_size() {
-        let files = unpack(b"report.json 3\n{\n}report.md 0\nfacts.json 2\nok").expect("three files");
-        assert_eq!(files, [("report.json", b"{\n}".to_vec()), ("report.md", Vec::new()), ("facts.json", b"ok".to_vec())]);
-        assert!(unpack(b"../evil 1\nx").expect_err("refused").to_string().contains("not asked for"));
-        assert!(unpack(b"report.md 9\nx").expect_err("refused").to_string().contains("cut short"));
-        assert!(unpack(b"Welcome!\n").expect_err("refused").to_string().contains("not a report's name"));
-    }
-
-    #[test]
-    fn a_profile_keeps_its_path_where_the_remote_folder_can_hold_it() {
-        let place = |path: &str| place_of_profile(Path::new(path));
-        assert_eq!(place("manifests/profiles/p5.yaml"), PathBuf::from("manifests/profiles/p5.yaml"));
-        assert_eq!(place("/etc/gpu/p5.yaml"), PathBuf::from("profile/p5.yaml"));
-        assert_eq!(place("../p5.yaml"), PathBuf::from("profile/p5.yaml"));
+        let files =
+            unpack(b"report.json 3\n{\n}report.md 0\nfacts.json 2\nok").expect("three files");
+        assert_eq!(
+            files,
+            [
+                ("report.json", b"{\n}".to_vec()),
+                ("report.md", Vec::new()),
+                ("facts.json", b"ok".to_vec())
+            ]
+        );
+        assert!(
+            unpack(b"../evil 1\nx")
+                .expect_err("refused")
+                .to_string()
+                .contains("not asked for")
+        );
+        assert!(
+            unpack(b"report.md 9\nx")
+                .expect_err("refused")
+                .to_string()
+                .contains("cut short")
+        );
+        assert!(
+            unpack(b"Welcome!\n")
+                .expect_err("refused")
+                .to_string()
+                .contains("not a report's name")
+        );
     }
 }

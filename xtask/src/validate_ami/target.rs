@@ -64,19 +64,31 @@ impl FromStr for Destination {
         };
         let (host, port) = split_port(address)?;
         let port = port.map(|port| {
-            port.parse().ok().filter(|&port| port != 0).ok_or(format!("port `{port}` is not a number from 1 to 65535"))
+            port.parse()
+                .ok()
+                .filter(|&port| port != 0)
+                .ok_or(format!("port `{port}` is not a number from 1 to 65535"))
         });
-        Ok(Destination { user, host: plain("host", host)?, port: port.transpose()? })
+        Ok(Destination {
+            user,
+            host: plain("host", host)?,
+            port: port.transpose()?,
+        })
     }
 }
 
 /// Splits `host:port` and `[address]:port`; an IPv6 address without brackets has no port.
 fn split_port(address: &str) -> Result<(&str, Option<&str>), String> {
     if let Some(rest) = address.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or("`[` without `]` around the address")?;
+        let (host, rest) = rest
+            .split_once(']')
+            .ok_or("`[` without `]` around the address")?;
         return match rest {
             "" => Ok((host, None)),
-            _ => rest.strip_prefix(':').map(|port| (host, Some(port))).ok_or(format!("`{rest}` after the address is not a port")),
+            _ => rest
+                .strip_prefix(':')
+                .map(|port| (host, Some(port)))
+                .ok_or(format!("`{rest}` after the address is not a port")),
         };
     }
     match address.split_once(':') {
@@ -102,19 +114,38 @@ fn plain(what: &str, text: &str) -> Result<String, String> {
 mod tests {
     use super::{Destination, Target};
 
-    fn ssh(user: Option<&str>, host: &str, port: Option<u16>) -> Result<Target, String> {
-        Ok(Target::Ssh(Destination { user: user.map(str::to_owned), host: host.to_owned(), port }))
+    fn ssh(user: Option<&str>, host: &str, port: Option<u16>) -> Target {
+        Target::Ssh(Destination {
+            user: user.map(str::to_owned),
+            host: host.to_owned(),
+            port,
+        })
     }
 
     #[test]
     fn targets_that_people_write() {
         assert_eq!("local".parse(), Ok(Target::Local));
-        assert_eq!("ssh://gpu-17".parse(), ssh(None, "gpu-17", None));
-        assert_eq!("ssh://ubuntu@10.0.0.7:2222".parse(), ssh(Some("ubuntu"), "10.0.0.7", Some(2222)));
-        assert_eq!("ssh://ec2-user@ip-10-0-0-7.ec2.internal/".parse(), ssh(Some("ec2-user"), "ip-10-0-0-7.ec2.internal", None));
-        assert_eq!("ssh://[2001:db8::1]:22".parse(), ssh(None, "2001:db8::1", Some(22)));
-        assert_eq!("ssh://root@2001:db8::1".parse(), ssh(Some("root"), "2001:db8::1", None));
-        assert_eq!("ssh://user@domain@host".parse(), ssh(Some("user@domain"), "host", None));
+        assert_eq!("ssh://gpu-17".parse(), Ok(ssh(None, "gpu-17", None)));
+        assert_eq!(
+            "ssh://ubuntu@10.0.0.7:2222".parse(),
+            Ok(ssh(Some("ubuntu"), "10.0.0.7", Some(2222)))
+        );
+        assert_eq!(
+            "ssh://ec2-user@ip-10-0-0-7.ec2.internal/".parse(),
+            Ok(ssh(Some("ec2-user"), "ip-10-0-0-7.ec2.internal", None))
+        );
+        assert_eq!(
+            "ssh://[2001:db8::1]:22".parse(),
+            Ok(ssh(None, "2001:db8::1", Some(22)))
+        );
+        assert_eq!(
+            "ssh://root@2001:db8::1".parse(),
+            Ok(ssh(Some("root"), "2001:db8::1", None))
+        );
+        assert_eq!(
+            "ssh://user@domain@host".parse(),
+            Ok(ssh(Some("user@domain"), "host", None))
+        );
     }
 
     #[test]
@@ -135,8 +166,18 @@ mod tests {
 
     #[test]
     fn a_destination_reads_as_it_was_written() {
-        for text in ["gpu-17", "ubuntu@10.0.0.7:2222", "[2001:db8::1]:22", "root@2001:db8::1"] {
-            assert_eq!(text.parse::<Destination>().map(|destination| destination.to_string()).as_deref(), Ok(text));
+        for text in [
+            "gpu-17",
+            "ubuntu@10.0.0.7:2222",
+            "[2001:db8::1]:22",
+            "root@2001:db8::1",
+        ] {
+            assert_eq!(
+                text.parse::<Destination>()
+                    .map(|destination| destination.to_string())
+                    .as_deref(),
+                Ok(text)
+            );
         }
     }
 }
