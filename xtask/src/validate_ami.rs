@@ -177,15 +177,15 @@ fn conclude(
     arguments: &Arguments,
 ) -> anyhow::Result<u8> {
     let written = reports.written();
-    eprintln!(
-        "reports: {} ({})",
-        reports.path().display(),
-        if written.is_empty() {
-            "none".to_owned()
-        } else {
+    if written.is_empty() {
+        reports.remove_if_empty();
+    } else {
+        eprintln!(
+            "reports: {} ({})",
+            reports.path().display(),
             written.join(", ")
-        }
-    );
+        );
+    }
     let code = ending?.exit_code()?;
     reports.back_up(code)?;
     if code == EXIT_CODE_NOT_JUDGED && arguments.simulate.is_none() && reports.found_no_gpu() {

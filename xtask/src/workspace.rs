@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 /// The root of the checkout that this task was built from.
 pub(crate) fn root() -> PathBuf {
     let manifest_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest_folder.parent().unwrap_or(manifest_folder).to_path_buf()
+    manifest_folder
+        .parent()
+        .unwrap_or(manifest_folder)
+        .to_path_buf()
 }
 
 /// Cargo's build folder, also when `CARGO_TARGET_DIR` moves it.

@@ -4,8 +4,9 @@
 # or a signal ends the validator and removes the folder. No single quotes here: the whole text travels between two.
 sudo=$1
 umask 077
+[ "$(id -u)" = 0 ] && sudo=
 if [ -n "$sudo" ] && ! $sudo true; then
-  echo "sudo does not work without a password for $(id -un) on this machine; allow it, or leave --sudo out" >&2
+  echo "$(id -un) cannot use sudo without a password there; allow it, connect as root, or leave --sudo out" >&2
   exit 66
 fi
 

@@ -11,7 +11,8 @@ use crate::interrupts::Request;
 use crate::simulate::PreparedNode;
 
 pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<Ending> {
-    let mut command = if run.sudo {
+    let sudo = run.sudo && !rustix::process::geteuid().is_root();
+    let mut command = if sudo {
         through_sudo(run)?
     } else {
         Command::new(run.binary)
@@ -30,7 +31,7 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
         .spawn()
         .with_context(|| format!("{} could not be started", run.binary.display()))?;
     let streams = Streams::follow(&mut child, run.reports)?;
-    let (child_id, sudo) = (Pid::from_child(&child), run.sudo);
+    let child_id = Pid::from_child(&child);
     let status = run.interrupts.while_waiting(
         move |request| send(request, child_id, sudo),
         || child.wait(),
@@ -69,7 +70,7 @@ fn through_sudo(run: &Run<'_>) -> anyhow::Result<Command> {
         .context("sudo could not be started")?;
     ensure!(
         allowed.status.success(),
-        "sudo does not work without a password here ({}); run `sudo -v` first, or leave --sudo out",
+        "sudo asks for a password here ({}); run `sudo -v` first, or leave --sudo out",
         String::from_utf8_lossy(&allowed.stderr).trim()
     );
     let mut command = Command::new("sudo");

@@ -38,6 +38,9 @@ const IS_GONE: &str =
 /// ssh's own exit code for any trouble of the connection.
 const SSH_TROUBLE: i32 = 255;
 
+/// Followed by the process id and the time.
+const CONTROL_FOLDER: &str = "/tmp/gpu-validator-ssh-";
+
 /// How often the keeper hears that we are alive; it waits for 60 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
@@ -289,7 +292,8 @@ impl Ssh {
         let system = String::from_utf8_lossy(&output.stdout);
         ensure!(
             output.status.success(),
-            "no connection to {destination} (ssh said why above); `ssh {destination}` by hand shows the same, and asks about an unknown host key"
+            "no connection to {destination}, ssh says why above; try it by hand, which also lets you check and accept an unknown host key: {}",
+            ssh.by_hand()
         );
         ensure!(
             system.trim() == "Linux x86_64",
@@ -297,6 +301,22 @@ impl Ssh {
             system.trim()
         );
         Ok(ssh)
+    }
+
+    /// The command that a person would type.
+    fn by_hand(&self) -> String {
+        let Destination { user, host, port } = &self.destination;
+        let config = self
+            .config
+            .as_ref()
+            .map(|file| format!("-F {} ", file.display()))
+            .unwrap_or_default();
+        let port = port.map(|port| format!("-p {port} ")).unwrap_or_default();
+        let user = user
+            .as_ref()
+            .map(|user| format!("-l {user} "))
+            .unwrap_or_default();
+        format!("ssh {config}{port}{user}{host}")
     }
 
     /// ssh with the options of every call. Those of the user's configuration that would get in the way of a plain
@@ -383,19 +403,32 @@ impl Drop for Ssh {
 
 /// A socket's path is limited to about a hundred characters, so it lives in /tmp rather than below the checkout.
 fn make_control_folder() -> anyhow::Result<PathBuf> {
+    remove_abandoned_control_folders();
     let time = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)?
         .as_nanos();
-    let folder = PathBuf::from(format!(
-        "/tmp/gpu-validator-ssh-{}-{time}",
-        std::process::id()
-    ));
+    let folder = PathBuf::from(format!("{CONTROL_FOLDER}{}-{time}", std::process::id()));
     // Fails where it exists: somebody else's folder must not hold our socket.
     std::fs::DirBuilder::new()
         .mode(0o700)
         .create(&folder)
         .with_context(|| format!("{} cannot be made", folder.display()))?;
     Ok(folder)
+}
+
+/// Those of runs that were killed. What belongs to another user stays: /tmp lets nobody remove it.
+fn remove_abandoned_control_folders() {
+    let Ok(entries) = std::fs::read_dir("/tmp") else {
+        return;
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let process = path
+            .to_str()
+            .and_then(|path| path.strip_prefix(CONTROL_FOLDER)?.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
 }
 
 /// One line for the login shell of the other machine, whichever it is: `sh` runs the script.

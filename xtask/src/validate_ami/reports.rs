@@ -54,6 +54,11 @@ impl Folder {
             .collect()
     }
 
+    /// A run that never started leaves no folder.
+    pub(crate) fn remove_if_empty(&self) {
+        let _ = std::fs::remove_dir(&self.path);
+    }
+
     /// Fails when `code` claims that the machine was judged well and a report that would show it is not there.
     pub(crate) fn back_up(&self, code: u8) -> anyhow::Result<()> {
         let written = self.written();
