@@ -254,3 +254,9 @@ fn a_machine_without_a_gpu_is_not_green_and_hears_of_simulation() {
         stderr(&output)
     );
 }
+
+#[test]
+fn generated_files_are_up_to_date() {
+    let output = xtask(&["codegen", "--check"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}

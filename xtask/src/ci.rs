@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: everything that CI checks, in order, stopping at the first failure.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
@@ -75,7 +75,7 @@ fn steps(fuzz_seconds: u32) -> Vec<Step> {
     ]
 }
 
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut steps = steps(arguments.fuzz_seconds);
     let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
     for wanted in &arguments.steps {
@@ -91,19 +91,25 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut tests = Tests::default();
     let outcome = run_steps(&steps, &mut tests);
-    if outcome.is_ok() {
-        println!(
-            "\nall {} steps passed in {:.0} s",
-            steps.len(),
-            started.elapsed().as_secs_f64()
-        );
-    } else if let Err(error) = &outcome {
-        println!("\n{error:#}");
-    }
-    if steps.iter().any(|step| step.name == "test") {
+    let code = match outcome {
+        Ok(()) => {
+            println!(
+                "\nall {} steps passed in {:.0} s",
+                steps.len(),
+                started.elapsed().as_secs_f64()
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("\n{error:#}");
+            ExitCode::FAILURE
+        }
+    };
+    // The very last line, alone: readers of the log look for it there.
+    if tests != Tests::default() {
         println!("{tests}");
     }
-    outcome.map_err(|_| anyhow::anyhow!("ci stopped, see above"))
+    Ok(code)
 }
 
 fn run_steps(steps: &[Step], tests: &mut Tests) -> anyhow::Result<()> {

@@ -7,8 +7,8 @@ use xshell::cmd;
 
 use crate::{debian_userland, glibc_floor, tools, workspace};
 
-/// The oldest glibc of the machine images that we promise to run on: 2.28 is that of Amazon Linux 2023's elder siblings
-/// Debian 10 and RHEL 8.
+/// The oldest glibc that we promise to run on: that of RHEL 8 and Debian 10. Ubuntu 20.04 has 2.31, Amazon Linux 2023
+/// has 2.34.
 pub(crate) const OLDEST_GLIBC: glibc_floor::Version = glibc_floor::Version {
     major: 2,
     minor: 28,
