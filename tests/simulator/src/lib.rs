@@ -23,6 +23,7 @@ pub mod gpu;
 pub mod host;
 pub mod marker;
 pub mod node;
+pub mod number;
 pub mod nvml;
 pub mod prepare;
 pub mod quantity;

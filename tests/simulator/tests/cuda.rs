@@ -226,3 +226,101 @@ fn nothing_works_before_initialisation() {
         },
     );
 }
+
+/// C = A x B with BF16 operands and FP32 results, as cuBLASLt computes it: column-major, A transposed.
+unsafe fn multiply_bf16(a: &[u16], b: &[u16], size: u64) -> Result<Vec<f32>, u32> {
+    use simulator::cublaslt::api::*;
+    let ok = |code| {
+        if code == result::SUCCESS {
+            Ok(())
+        } else {
+            Err(code)
+        }
+    };
+    let bytes = a.len() * 2;
+    let mut product = vec![0f32; a.len()];
+    unsafe {
+        let (mut left, mut right, mut out) = (0, 0, 0);
+        for (pointer, values) in [(&raw mut left, a), (&raw mut right, b)] {
+            ok(cuMemAlloc_v2(pointer, bytes))?;
+            ok(cuMemcpyHtoD_v2(*pointer, values.as_ptr().cast(), bytes))?;
+        }
+        ok(cuMemAlloc_v2(&raw mut out, bytes * 2))?;
+        let (mut handle, mut description, mut narrow, mut wide) = (0, 0, 0, 0);
+        ok(cublasLtCreate(&raw mut handle))?;
+        // CUBLAS_COMPUTE_32F, CUDA_R_32F.
+        ok(cublasLtMatmulDescCreate(&raw mut description, 68, 0))?;
+        let transposed = 1u32;
+        ok(cublasLtMatmulDescSetAttribute(
+            description,
+            3,
+            (&raw const transposed).cast(),
+            4,
+        ))?;
+        ok(cublasLtMatrixLayoutCreate(
+            &raw mut narrow,
+            14,
+            size,
+            size,
+            size.cast_signed(),
+        ))?;
+        ok(cublasLtMatrixLayoutCreate(
+            &raw mut wide,
+            0,
+            size,
+            size,
+            size.cast_signed(),
+        ))?;
+        let (alpha, beta) = (1f32, 0f32);
+        ok(cublasLtMatmul(
+            handle,
+            description,
+            (&raw const alpha).cast(),
+            left,
+            narrow,
+            right,
+            narrow,
+            (&raw const beta).cast(),
+            out,
+            wide,
+            out,
+            wide,
+            std::ptr::null(),
+            std::ptr::null_mut(),
+            0,
+            0,
+        ))?;
+        ok(cuMemcpyDtoH_v2(product.as_mut_ptr().cast(), out, bytes * 2))?;
+    }
+    Ok(product)
+}
+
+/// Small integers in BF16, whose products and sums are exact in FP32.
+fn small_integers(count: u32, seed: u32) -> Vec<u16> {
+    let value = |index: u32| f32::from(u8::try_from((index * 7 + seed) % 15).expect("small")) - 7.0;
+    (0..count)
+        .map(|index| (value(index).to_bits() >> 16).try_into().expect("16 bits"))
+        .collect()
+}
+
+fn expected_product(a: &[u16], b: &[u16], size: usize) -> Vec<f32> {
+    let value = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+    let element = |place: usize| {
+        let (column, row) = (place / size, place % size);
+        (0..size)
+            .map(|inner| value(a[row * size + inner]) * value(b[column * size + inner]))
+            .sum()
+    };
+    (0..size * size).map(element).collect()
+}
+
+#[test]
+fn cublaslt_multiplies() {
+    on_node("cublaslt_multiplies", "h200x1", &[], &[], || unsafe {
+        start();
+        let (a, b) = (small_integers(64 * 64, 1), small_integers(64 * 64, 5));
+        let expected = expected_product(&a, &b, 64);
+        assert_eq!(multiply_bf16(&a, &b, 64).unwrap(), expected);
+        assert_eq!(multiply_bf16(&a, &b, 64).unwrap(), expected);
+    });
+}

@@ -752,14 +752,45 @@ fn launch(
         }
     })?;
     corruption::spoil(gpu, &function.name, number, &done.outputs);
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "model time"
-    )]
-    stream.pass((done.gpu_time_ns as f64 / gpu.speed.max(0.001)) as u64);
+    stream.pass(scaled_time(gpu, done.gpu_time_ns));
     Ok(())
+}
+
+/// Runs a kernel of a library beside this one: counted, timed and spoiled like one of a module. Errors are the library's.
+pub(crate) fn run_library_kernel(
+    name: &str,
+    stream: Handle,
+    output: kernels::Output,
+    gpu_time_ns: u64,
+    run: impl FnOnce() -> Result<(), u32>,
+) -> Result<(), u32> {
+    const EXECUTION_FAILED: u32 = 13;
+    let driver = super::driver::initialized().ok_or(EXECUTION_FAILED)?;
+    let context = driver.current().map_err(|_| EXECUTION_FAILED)?;
+    let stream = stream_of(driver, stream).map_err(|_| EXECUTION_FAILED)?;
+    driver
+        .injected_error(context.gpu, CudaCall::Launch)
+        .map_err(|_| EXECUTION_FAILED)?;
+    let number = driver.node.state().gpu(context.gpu).count_launch();
+    let scenario = driver.node.scenario();
+    let gpu = &scenario.gpus[context.gpu];
+    let slot = driver.slot(context.gpu).map_err(|_| EXECUTION_FAILED)?;
+    let _work = driver.node.begin_work(context.gpu, slot);
+    run()?;
+    corruption::spoil(gpu, name, number, &[output]);
+    stream.pass(scaled_time(gpu, gpu_time_ns));
+    Ok(())
+}
+
+/// GPU time of a GPU that is slower than its model.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "model time"
+)]
+fn scaled_time(gpu: &Gpu, nanoseconds: u64) -> u64 {
+    (nanoseconds as f64 / gpu.speed.max(0.001)) as u64
 }
 
 /// # Safety

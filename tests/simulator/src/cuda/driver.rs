@@ -219,6 +219,11 @@ impl Driver {
     }
 }
 
+/// The driver, if `cuInit` succeeded in this process.
+pub(super) fn initialized() -> Option<&'static Driver> {
+    DRIVER.get()
+}
+
 pub(super) fn current_handle() -> Option<usize> {
     CURRENT.with_borrow(|stack| stack.last().map(|context| context.handle()))
 }

@@ -21,3 +21,11 @@ mod objects;
 mod proc_address;
 pub mod result;
 pub mod unsupported;
+
+/// Device memory that the allocation holds completely, for the libraries beside this one.
+pub(crate) fn device_bytes(address: u64, length: u64) -> Option<&'static mut [u8]> {
+    let size = usize::try_from(length).ok()?;
+    // SAFETY: the allocation holds all of it; a program that frees it during a product breaks CUDA's own contract.
+    memory::holds(address, length)
+        .then(|| unsafe { std::slice::from_raw_parts_mut(address as *mut u8, size) })
+}
