@@ -12,20 +12,27 @@ use crate::facts::{ComputeCapability, KernelModuleFlavor};
 pub struct GpuModel {
     /// The short name that tables use: `H200 SXM`.
     pub name: String,
-    /// Product names as NVML gives them.
+    /// Product names as NVML gives them; older drivers leave out the leading `NVIDIA `.
     pub product_names: Vec<String>,
     /// PCI device ids; several models may share one (A16 and A2 do), so the product name decides first.
     pub pci_device_ids: Vec<u16>,
     pub compute_capability: ComputeCapability,
     /// The least total memory that NVML reports on a healthy card, in MiB.
-    pub memory_minimum_mib: u64,
-    pub pcie_generation: u32,
-    /// Lanes.
-    pub pcie_width: u32,
+    pub memory_minimum_mib: Option<u64>,
+    /// What the card can do by its data sheet; boards and clouds often connect less.
+    pub pcie_generation: Option<u32>,
+    /// Lanes that the card has.
+    pub pcie_width: Option<u32>,
+    /// The least link with which NVIDIA's own diagnostics (DCGM) are content.
+    #[serde(default)]
+    pub pcie_floor: Option<PcieFloor>,
     /// NVLinks of the GPU; boards and virtual machines may connect fewer.
-    pub nvlinks: u32,
+    pub nvlinks: Option<u32>,
+    /// A board of eight such GPUs connects all NVLinks of each of them.
+    #[serde(default)]
+    pub whole_board_nvlinks: bool,
     /// Default power limit in watts.
-    pub power_limit_w: u32,
+    pub power_limit_w: Option<u32>,
     pub kernel_module: KernelModuleSupport,
     /// Memory with ECC.
     pub ecc: bool,
@@ -37,9 +44,19 @@ pub struct GpuModel {
     /// Dense peak rates in TFLOP/s (or TOP/s) by precision (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`).
     pub peak_tflops: std::collections::BTreeMap<String, f64>,
     /// Memory bandwidth in GB/s.
-    pub memory_bandwidth_gbs: f64,
+    pub memory_bandwidth_gbs: Option<f64>,
     /// Where the row comes from.
     pub source: String,
+}
+
+/// The least PCIe link that is not a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcieFloor {
+    #[serde(default)]
+    pub generation: Option<u32>,
+    /// Lanes.
+    pub width: u32,
 }
 
 /// Which kernel module flavours support a GPU.
@@ -52,6 +69,14 @@ pub enum KernelModuleSupport {
 }
 
 impl KernelModuleSupport {
+    /// This flavour and no other.
+    pub fn only(flavor: KernelModuleFlavor) -> Self {
+        match flavor {
+            KernelModuleFlavor::Open => Self::OpenOnly,
+            KernelModuleFlavor::Proprietary => Self::ProprietaryOnly,
+        }
+    }
+
     pub fn supports(self, flavor: KernelModuleFlavor) -> bool {
         match self {
             Self::OpenOnly => flavor == KernelModuleFlavor::Open,
@@ -66,6 +91,18 @@ static GPU_MODELS: LazyLock<Vec<GpuModel>> = LazyLock::new(|| {
         .expect("a test parses the embedded table")
 });
 
+impl GpuModel {
+    /// The product name is one of this model's, with or without the leading `NVIDIA ` that drivers since 470 add.
+    pub fn is_named(&self, product_name: &str) -> bool {
+        fn bare(name: &str) -> &str {
+            name.strip_prefix("NVIDIA ").unwrap_or(name)
+        }
+        self.product_names
+            .iter()
+            .any(|it| bare(it) == bare(product_name))
+    }
+}
+
 /// All models.
 pub fn gpu_models() -> &'static [GpuModel] {
     &GPU_MODELS
@@ -76,11 +113,7 @@ pub fn gpu_model(
     product_name: Option<&str>,
     pci_device_id: Option<u16>,
 ) -> Option<&'static GpuModel> {
-    let by_name = |name: &str| {
-        GPU_MODELS
-            .iter()
-            .find(|model| model.product_names.iter().any(|it| it == name))
-    };
+    let by_name = |name: &str| GPU_MODELS.iter().find(|model| model.is_named(name));
     let by_id = |id: u16| {
         let mut models = GPU_MODELS
             .iter()

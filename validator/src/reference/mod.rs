@@ -14,5 +14,5 @@ pub use cuda_toolkits::{
 };
 pub use driver_version::DriverVersion;
 pub use ec2_instances::{Ec2InstanceRow, ec2_instance};
-pub use gpu_models::{GpuModel, KernelModuleSupport, gpu_model, gpu_models};
+pub use gpu_models::{GpuModel, KernelModuleSupport, PcieFloor, gpu_model, gpu_models};
 pub use xids::{Xid, XidClass, xid};
