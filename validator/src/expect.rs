@@ -91,7 +91,7 @@ pub(crate) fn gpu_count(facts: &Facts, profile: &Profile) -> Option<Expected<u32
 pub(crate) fn gpu_model_name(facts: &Facts, profile: &Profile) -> Option<Expected<String>> {
     expected(
         profile.gpus.model.clone(),
-        ec2_instance(facts).map(|row| (row, row.gpu_model.clone())),
+        ec2_instance(facts).and_then(|row| Some((row, row.gpu_model.clone()?))),
         None,
     )
 }
@@ -108,7 +108,7 @@ pub(crate) fn memory_minimum_mib(gpu: &GpuFacts, profile: &Profile) -> Option<Ex
     expected(
         profile.gpus.memory_minimum_mib,
         None,
-        model.and_then(|it| Some((it, it.memory_minimum_mib?))),
+        model.and_then(|it| Some((it, it.memory_minimum_mib()?))),
     )
 }
 
