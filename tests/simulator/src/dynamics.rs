@@ -13,6 +13,8 @@ const HEAT_LAG_S: f64 = 12.0;
 /// Above this share of load the power limit (or the board's own ceiling) holds the clock.
 const POWER_CAP_SHARE: f64 = 0.9;
 
+const THROTTLE_REASONS: usize = 9;
+
 /// The lagged values of one GPU, shared between processes. Each is an `f64` from 0 (idle) to 1 (full load).
 #[repr(C)]
 #[derive(Debug)]
@@ -23,15 +25,17 @@ pub struct DynamicState {
     power: AtomicU64,
     utilization: AtomicU64,
     heat: AtomicU64,
-    /// Seconds of full load so far, for energy and violation times.
+    /// Seconds of full load so far, for energy.
     loaded_s: AtomicU64,
+    /// Seconds that each throttle reason has held, in the order of `ThrottleReason`.
+    throttled_s: [AtomicU64; THROTTLE_REASONS],
 }
 
 impl DynamicState {
     /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then notes the new load.
     ///
     /// One caller wins a step; one that is killed between winning and storing loses that step only.
-    pub(crate) fn advance(&self, now_ns: u64, busy: bool) {
+    pub(crate) fn advance(&self, gpu: &Gpu, now_ns: u64, busy: bool) {
         let before = self.updated_ns.load(Ordering::Acquire);
         if now_ns <= before
             || self
@@ -60,6 +64,10 @@ impl DynamicState {
             put(value, load + (old - load) * (-seconds / lag).exp());
         }
         put(&self.loaded_s, get(&self.loaded_s) + load * seconds);
+        for reason in throttle_reasons(gpu, load > 0.5, get(&self.power)) {
+            let total = &self.throttled_s[reason as usize];
+            put(total, get(total) + seconds);
+        }
         put(&self.load, f64::from(u8::from(busy)));
     }
 
@@ -70,6 +78,7 @@ impl DynamicState {
             utilization: get(&self.utilization),
             heat: get(&self.heat),
             loaded_s: get(&self.loaded_s),
+            throttled_s: std::array::from_fn(|reason| get(&self.throttled_s[reason])),
         }
     }
 }
@@ -80,6 +89,7 @@ struct Snapshot {
     utilization: f64,
     heat: f64,
     loaded_s: f64,
+    throttled_s: [f64; THROTTLE_REASONS],
 }
 
 fn get(value: &AtomicU64) -> f64 {
@@ -104,8 +114,8 @@ pub struct Readings {
     pub throttle_reasons: Vec<ThrottleReason>,
     /// Since the node was prepared.
     pub energy_mj: u64,
-    /// Seconds of full load since the node was prepared.
-    pub loaded_s: f64,
+    /// Seconds that each throttle reason held since the node was prepared, in the order of `ThrottleReason`.
+    pub throttled_s: [f64; THROTTLE_REASONS],
     /// `P0` is 0.
     pub performance_state: u32,
 }
@@ -142,7 +152,7 @@ pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
         memory_utilization_percent: mix_u32(0, 60, now.utilization),
         throttle_reasons: throttle_reasons(gpu, busy, now.power),
         energy_mj: energy_mj(gpu, full_power_mw, &now, elapsed_s),
-        loaded_s: now.loaded_s,
+        throttled_s: now.throttled_s,
         performance_state: performance_state(gpu, busy),
     }
 }

@@ -5,6 +5,9 @@ use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::path::Path;
 
+/// NVSwitch bridges are on the buses from this one on.
+pub(crate) const FIRST_NVSWITCH_BUS: u32 = 0xc0;
+
 /// Writes the host's files. Events that happened before the start go to the kernel log.
 pub fn write_sysroot(sysroot: &Path, scenario: &Scenario, events: &[ScheduledEvent]) -> Result<()> {
     let lines: Vec<String> = scenario

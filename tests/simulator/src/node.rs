@@ -183,12 +183,14 @@ impl Node {
 
     fn advance_load(&self, gpu: usize) {
         let state = self.state.gpu(gpu);
-        let simulated = self
-            .scenario()
+        let scenario = self.scenario();
+        let simulated = scenario
             .processes
             .values()
             .any(|process| process.busy && process.gpu as usize == gpu);
-        state.dynamics.advance(now_ns(), simulated || state.busy());
+        state
+            .dynamics
+            .advance(&scenario.gpus[gpu], now_ns(), simulated || state.busy());
     }
 
     /// What the GPU's sensors show now.

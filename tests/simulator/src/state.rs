@@ -20,7 +20,7 @@ pub const MAX_GPUS: usize = 16;
 /// Processes that can be on one GPU at a time.
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
-const EVENT_CAPACITY: u64 = 256;
+const EVENT_CAPACITY: usize = 256;
 const MAGIC: u64 = 0x4750_5553_494d_0001;
 
 #[repr(C)]
@@ -34,7 +34,7 @@ struct Layout {
     /// The low half of `event_head` once more, as the word that waiters sleep on.
     event_wake: AtomicU32,
     _padding: AtomicU32,
-    events: [AtomicU64; EVENT_CAPACITY as usize],
+    events: [AtomicU64; EVENT_CAPACITY],
     gpus: [GpuState; MAX_GPUS],
 }
 
@@ -58,6 +58,9 @@ pub struct ProcessSlot {
     running: AtomicU32,
     /// CUDA contexts that are open; NVML lists processes that have one.
     contexts: AtomicU32,
+    /// The MIG instance that the process works in, counted from 1; 0 is the whole GPU.
+    mig_instance: AtomicU32,
+    _padding: AtomicU32,
 }
 
 /// A process on a GPU, as NVML lists it.
@@ -67,6 +70,8 @@ pub struct ProcessOnGpu {
     pub memory_bytes: u64,
     pub running: u32,
     pub contexts: u32,
+    /// Position in the GPU's list of MIG instances; none for the whole GPU.
+    pub mig_instance: Option<u32>,
 }
 
 /// Something that happened on a GPU.
@@ -242,7 +247,7 @@ impl State {
 }
 
 fn slot_of(position: u64) -> usize {
-    usize::try_from(position % EVENT_CAPACITY).unwrap_or(0)
+    usize::try_from(position % EVENT_CAPACITY as u64).unwrap_or(0)
 }
 
 /// One word an event, so that it is there whole or not at all: position (32 bits), GPU (8), Xid (24).
@@ -323,6 +328,7 @@ impl ProcessSlot {
         self.memory_bytes.store(0, Ordering::Release);
         self.running.store(0, Ordering::Release);
         self.contexts.store(0, Ordering::Release);
+        self.mig_instance.store(0, Ordering::Release);
         true
     }
 
@@ -333,6 +339,7 @@ impl ProcessSlot {
             memory_bytes: self.memory_bytes.load(Ordering::Acquire),
             running: self.running.load(Ordering::Acquire),
             contexts: self.contexts.load(Ordering::Acquire),
+            mig_instance: self.mig_instance.load(Ordering::Acquire).checked_sub(1),
         })
     }
 
@@ -361,6 +368,12 @@ impl ProcessSlot {
 
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Acquire)
+    }
+
+    /// Notes that the process works in a MIG instance, by its position in the GPU's list.
+    pub fn set_mig_instance(&self, instance: Option<u32>) {
+        self.mig_instance
+            .store(instance.map_or(0, |index| index + 1), Ordering::Release);
     }
 
     pub fn open_context(&self) {
