@@ -219,6 +219,11 @@ fn subject_rank(facts: &Facts, subject: &Subject) -> usize {
         .map_or(facts.gpus.len() + 1, |position| position + 1)
 }
 
+/// The ids of all checks, as `checks:` of a profile may name them.
+pub(crate) fn ids() -> impl Iterator<Item = &'static str> + Clone {
+    crate::checks::ALL.iter().map(|entry| entry.check.id)
+}
+
 /// The title of a check: the first line of its documentation.
 pub(crate) fn title(entry: &Entry) -> &'static str {
     entry
