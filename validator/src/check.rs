@@ -4,6 +4,7 @@ use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Finding, GpuSubject, Judgement, Outcome, Subject, Verdict};
 use crate::level::{Level, Stage};
 use crate::profile::{Profile, Severity};
+use crate::reference::GpuModel;
 
 /// One check. Its file is `checks/<id>.rs`; the file's `//!` comment is its documentation.
 pub(crate) struct Check {
@@ -74,6 +75,11 @@ fn judge_each_gpu(
 ) -> Vec<Finding> {
     let listed = facts.gpus.iter().map(|gpu| {
         let outcome = outcome_of(check, facts, profile, level, || {
+            if check.id != REPORTS_LOST_GPU && a_lost_gpu_is_reported(gpu, profile) {
+                return Ok(Outcome::skip(format!(
+                    "this GPU is lost, which {REPORTS_LOST_GPU} reports"
+                )));
+            }
             judge_gpu(gpu, facts, profile)
         });
         finding(check, facts, Subject::Gpu(GpuSubject::of(gpu)), outcome)
@@ -94,6 +100,69 @@ fn judge_each_gpu(
         Ok(Outcome::skip("no GPU was found, which gpu_count reports"))
     });
     vec![finding(check, facts, Subject::Host, outcome)]
+}
+
+/// The check that fails for a lost GPU.
+const REPORTS_LOST_GPU: &str = "gpu_reachable";
+
+/// A lost GPU answers nothing more: one failure says it all, and an error of every other check would bury it. Where the
+/// profile softens that failure, the other checks are judged, so that a lost GPU is never green.
+fn a_lost_gpu_is_reported(gpu: &GpuFacts, profile: &Profile) -> bool {
+    let stays_a_failure = profile
+        .checks
+        .get(REPORTS_LOST_GPU)
+        .is_none_or(|it| it.severity == Severity::Fail);
+    gpu.lost.is_some() && stays_a_failure
+}
+
+/// One judgement out of several about the same subject: the worst verdict, with the texts of all parts that have it.
+///
+/// A part that does not apply says nothing unless none applies. A failure that was seen outweighs a part that could not
+/// be read, which outweighs everything else.
+pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement {
+    let parts: Vec<Outcome> = parts
+        .into_iter()
+        .map(|part| part.unwrap_or_else(|outcome| outcome))
+        .collect();
+    let applies = |part: &&Outcome| part.verdict != Verdict::Skip;
+    let worst = parts.iter().filter(applies).map(|part| part.verdict).max();
+    let Some(verdict) = worst.or(parts.first().map(|part| part.verdict)) else {
+        return Err(Outcome::error("nothing was looked at"));
+    };
+    let worst: Vec<&Outcome> = parts.iter().filter(|it| it.verdict == verdict).collect();
+    let join = |texts: Vec<&str>| {
+        let mut texts = texts;
+        texts.dedup();
+        (!texts.is_empty()).then(|| texts.join("; "))
+    };
+    Ok(Outcome {
+        verdict,
+        summary: join(worst.iter().map(|it| it.summary.as_str()).collect()).unwrap_or_default(),
+        expected: join(
+            worst
+                .iter()
+                .filter_map(|it| it.expected.as_deref())
+                .collect(),
+        ),
+        observed: join(
+            worst
+                .iter()
+                .filter_map(|it| it.observed.as_deref())
+                .collect(),
+        ),
+        remedy: join(worst.iter().filter_map(|it| it.remedy.as_deref()).collect()),
+        busy: worst.iter().any(|it| it.busy),
+    })
+}
+
+/// The GPU's model is known to have something, and the driver sees the whole GPU: a virtual GPU's guest driver answers
+/// "not supported" to much that the model has.
+pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
+    let is_virtual_gpu = gpu
+        .virtualization_mode
+        .value()
+        .is_some_and(|it| it == "vgpu");
+    !is_virtual_gpu && crate::expect::gpu_model(gpu).is_some_and(has)
 }
 
 /// GPUs on the PCI bus that NVML does not list.
