@@ -155,14 +155,9 @@ pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement 
     })
 }
 
-/// The GPU's model is known to have something, and the driver sees the whole GPU: a virtual GPU's guest driver answers
-/// "not supported" to much that the model has.
+/// The GPU's model is known to have something; `false` for models that nobody knows and for virtual GPUs.
 pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
-    let is_virtual_gpu = gpu
-        .virtualization_mode
-        .value()
-        .is_some_and(|it| it == "vgpu");
-    !is_virtual_gpu && crate::expect::gpu_model(gpu).is_some_and(has)
+    crate::expect::gpu_model(gpu).is_some_and(has)
 }
 
 /// GPUs on the PCI bus that NVML does not list.

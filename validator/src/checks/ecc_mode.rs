@@ -18,6 +18,7 @@
 //! <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
 
 use crate::check::{Check, Judge, model_has};
+use crate::expect;
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -32,9 +33,10 @@ pub(crate) const CHECK: Check = Check {
 };
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
+    let expected = expect::ecc(gpu, profile);
     let known_to_have_it = profile.gpus.ecc == Some(true) || model_has(gpu, |model| model.ecc);
     let mode = gpu.ecc_mode.required_if(known_to_have_it, "ECC mode")?;
-    let wanted = profile.gpus.ecc.unwrap_or(true);
+    let wanted = expected.as_ref().is_none_or(|it| it.value);
     let word = |on| if on { "on" } else { "off" };
     let remedy = format!(
         "nvidia-smi --ecc-config={} on this GPU, then reset it or reboot",
@@ -51,8 +53,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
             word(mode.current),
             word(wanted)
         );
-        let must_be = profile.gpus.ecc.is_some() || model_has(gpu, |model| model.data_center);
-        let outcome = if must_be {
+        let outcome = if expected.is_some() {
             Outcome::fail(summary)
         } else {
             Outcome::warn(summary)

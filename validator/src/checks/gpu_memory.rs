@@ -35,11 +35,7 @@ const MIB: u64 = 1024 * 1024;
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let total_mib = gpu.memory.required("memory")?.total_bytes / MIB;
     let remedy = "reset the GPU or reboot; if memory is still missing, replace the GPU";
-    let minimum = expect::expected(
-        profile.gpus.memory_minimum_mib,
-        None,
-        expect::gpu_model(gpu).map(|model| (model, model.memory_minimum_mib)),
-    );
+    let minimum = expect::memory_minimum_mib(gpu, profile);
     if let Some(minimum) = minimum.as_ref().filter(|it| total_mib < it.value) {
         return Ok(Outcome::fail(format!(
             "the GPU has {total_mib} MiB of memory, {} asks for at least {} MiB",
