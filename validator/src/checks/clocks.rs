@@ -43,10 +43,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
     let clocks = gpu.clocks.applicable("clocks")?;
     worst_of([
         judge_memory_clock(clocks, gpu),
-        judge_maximum("SM", clocks.max_sm_mhz, gpu, facts, |it| it.max_sm_mhz),
-        judge_maximum("memory", clocks.max_memory_mhz, gpu, facts, |it| {
-            it.max_memory_mhz
-        }),
+        Ok(judge_maximum("SM", gpu, facts, |it| it.max_sm_mhz)),
+        Ok(judge_maximum("memory", gpu, facts, |it| it.max_memory_mhz)),
     ])
 }
 
@@ -77,31 +75,28 @@ fn judge_memory_clock(clocks: &Clocks, gpu: &GpuFacts) -> Judgement {
 
 fn judge_maximum(
     what: &str,
-    own_mhz: Option<u32>,
     gpu: &GpuFacts,
     facts: &Facts,
     maximum: fn(&Clocks) -> Option<u32>,
-) -> Judgement {
+) -> Outcome {
     let siblings = facts.gpus.iter().filter(|it| {
         it.uuid != gpu.uuid && it.name.value().is_some() && it.name.value() == gpu.name.value()
     });
-    let greatest = siblings.filter_map(|it| maximum(it.clocks.value()?)).max();
-    let (Some(own_mhz), Some(greatest_mhz)) = (own_mhz, greatest) else {
-        return Ok(Outcome::skip(format!(
+    let of = |it: &GpuFacts| maximum(it.clocks.value()?);
+    let (Some(own_mhz), Some(greatest_mhz)) = (of(gpu), siblings.filter_map(of).max()) else {
+        return Outcome::skip(format!(
             "there is no other GPU to compare the greatest {what} clock with"
-        )));
+        ));
     };
     if own_mhz < greatest_mhz {
-        return Ok(Outcome::warn(format!(
+        return Outcome::warn(format!(
             "the greatest {what} clock is {own_mhz} MHz, another GPU of this model here has {greatest_mhz} MHz"
         ))
         .expected(format!("{greatest_mhz} MHz"))
         .observed(format!("{own_mhz} MHz"))
-        .remedy(REMEDY));
+        .remedy(REMEDY);
     }
-    Ok(Outcome::pass(format!(
-        "the greatest {what} clock is {own_mhz} MHz"
-    )))
+    Outcome::pass(format!("the greatest {what} clock is {own_mhz} MHz"))
 }
 
 #[cfg(test)]

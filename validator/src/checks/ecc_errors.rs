@@ -16,7 +16,7 @@
 //! Skipped where ECC is off (the counters stand still then). A GPU with ECC whose counters cannot be read is an `error`.
 //!
 //! ## What to do
-//! Drain the node and reset the GPU, so that rows are remapped; look at row_remapping. If errors return, or the SRAM
+//! Drain the node and reset the GPU, so that rows are remapped; look at `row_remapping`. If errors return, or the SRAM
 //! threshold is exceeded, run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source

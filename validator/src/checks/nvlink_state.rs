@@ -10,12 +10,12 @@
 //! inactive link.
 //!
 //! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and inactive
-//! links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's NCv5: 12 of 18). A
+//! links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`: 12 of 18). A
 //! GPU that is alone in its machine and has no active link is skipped. An active link that is slower than the GPU's other
 //! links is a `warn`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
-//! Look at fabric_manager, fabric_state and the kernel log (Xid 74, 136, 144 to 150, SXid), then reset the GPUs of the
+//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, SXid), then reset the GPUs of the
 //! board together, or reboot. A link that stays down is a hardware fault.
 //!
 //! ## Source

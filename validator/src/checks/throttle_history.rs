@@ -57,13 +57,13 @@ fn judge_cause(cause: &str, time_ns: Option<u64>, uptime_s: f64) -> Outcome {
         return Outcome::skip(format!("the driver keeps no time for {cause}"));
     };
     #[expect(clippy::cast_precision_loss, reason = "a share needs no last digit")]
-    let time_s = time_ns as f64 / 1e9;
+    let seconds = time_ns as f64 / 1e9;
     let text =
-        format!("{cause} held the clocks down for {time_s:.1} s since the driver was loaded");
-    if time_s > SECONDS_MAXIMUM && time_s > SHARE_MAXIMUM * uptime_s {
+        format!("{cause} held the clocks down for {seconds:.1} s since the driver was loaded");
+    if seconds > SECONDS_MAXIMUM && seconds > SHARE_MAXIMUM * uptime_s {
         return Outcome::warn(format!("{text}, the machine is up for {uptime_s:.0} s"))
             .expected("less than one per cent of the time since boot")
-            .observed(format!("{time_s:.1} s of {uptime_s:.0} s"))
+            .observed(format!("{seconds:.1} s of {uptime_s:.0} s"))
             .remedy("check cooling, power supplies and their cables; on a cloud machine, replace the instance");
     }
     Outcome::pass(text)

@@ -12,7 +12,7 @@
 //! - Pass: `gpu_idle`, `sw_power_cap` at work (a GPU under full load is meant to run at its power limit), and the reasons that
 //!   somebody configured: `applications_clocks_setting`, `sync_boost`, `display_clocks_setting`.
 //!
-//! This is one moment; throttle_history judges the time since the driver was loaded.
+//! This is one moment; `throttle_history` judges the time since the driver was loaded.
 //!
 //! ## What to do
 //! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and their cables. On a cloud
