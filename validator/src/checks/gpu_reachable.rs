@@ -7,7 +7,7 @@
 //! ## How it is judged
 //! `fail` when NVML says that the GPU is lost or must be reset before it can be used. All other checks of that GPU are then
 //! skipped, because nothing else can be asked of it (they are judged if the profile softens this check).
-//! `error` when a call did not return in time (it is named), or when the GPU does not tell its UUID.
+//! `error` when a call did not return in time or crashed (it is named), or when the GPU does not tell its UUID.
 //!
 //! ## What to do
 //! Drain the node and reboot it; on EC2, stop and start the instance (that moves it to other hardware) or replace it. A GPU
@@ -33,11 +33,11 @@ pub(crate) const CHECK: Check = Check {
 };
 
 fn judge(gpu: &GpuFacts, _: &Facts, _: &Profile) -> Judgement {
-    if let Some(call) = &gpu.lost {
+    if let Some(answer) = &gpu.lost {
         return Ok(
-            Outcome::fail(format!("the GPU is lost: the driver said so to {call}"))
+            Outcome::fail(format!("the GPU is lost or must be reset: {answer}"))
                 .expected("a GPU that answers")
-                .observed("lost")
+                .observed(answer)
                 .remedy(
                     "drain and reboot the node; if the GPU is lost again, have its hardware inspected",
                 ),
@@ -45,7 +45,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, _: &Profile) -> Judgement {
     }
     if !gpu.calls_hung.is_empty() {
         return Err(Outcome::error(format!(
-            "the driver did not return in time from {}",
+            "the driver hung or crashed in {}",
             gpu.calls_hung.join(", ")
         ))
         .remedy("look for Xid 119, 120 and 79 in the kernel log, then reset the GPU or reboot"));
@@ -73,13 +73,13 @@ mod tests {
     #[test]
     fn fails_when_lost_even_if_calls_hung_too() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.lost = Some("nvmlDeviceGetTemperature".to_owned());
+            gpu.lost = Some("nvmlDeviceGetTemperature answered NVML_ERROR_GPU_IS_LOST".to_owned());
             gpu.calls_hung = vec!["nvmlDeviceGetPowerUsage".to_owned()];
         });
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "the GPU is lost: the driver said so to nvmlDeviceGetTemperature"
+            "the GPU is lost or must be reset: nvmlDeviceGetTemperature answered NVML_ERROR_GPU_IS_LOST"
         );
     }
 
@@ -95,7 +95,7 @@ mod tests {
         assert!(
             finding
                 .summary
-                .ends_with("nvmlDeviceGetPowerUsage, nvmlDeviceGetTemperature"),
+                .ends_with("in nvmlDeviceGetPowerUsage, nvmlDeviceGetTemperature"),
             "{}",
             finding.summary
         );

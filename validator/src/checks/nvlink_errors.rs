@@ -12,7 +12,8 @@
 //! - symbol errors are not judged: they are what error correction is there for.
 //!
 //! With `policy.nvlink_errors_maximum`, any of these counters above it (symbol errors aside) is a `fail`, and fewer pass.
-//! Active links without a single counter are an `error`. GPUs without NVLink, or without an active one, are skipped.
+//! An active link without a single counter, while others have some, is an `error`. GPUs without NVLink, without an active
+//! one, or whose driver keeps no such counters are skipped.
 //!
 //! ## What to do
 //! Reset all GPUs of the board together or reboot, and look again after a load. A link that collects errors again is a
@@ -91,6 +92,12 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         .filter(|link| KINDS.iter().all(|kind| (kind.count)(link).is_none()))
         .map(|link| link.link.to_string())
         .collect();
+    if without_counter.len() == active.len() {
+        return Ok(Outcome::skip(format!(
+            "this GPU or driver keeps no error counters of its {} active NVLinks",
+            active.len()
+        )));
+    }
     let readable = if without_counter.is_empty() {
         Ok(Outcome::pass(format!(
             "no errors on {} active NVLinks",
@@ -229,6 +236,16 @@ mod tests {
         );
         let finding = with("{}", |links| {
             links.iter_mut().for_each(|link| link.active = false);
+        });
+        assert_eq!(finding.verdict, Verdict::Skip);
+        let finding = with("{}", |links| {
+            for link in links {
+                *link = NvLink {
+                    link: link.link,
+                    active: true,
+                    ..NvLink::default()
+                };
+            }
         });
         assert_eq!(finding.verdict, Verdict::Skip);
     }

@@ -147,9 +147,13 @@ fn is_on_bare_metal(gpu: &GpuFacts) -> bool {
         .is_some_and(|it| it == "none")
 }
 
-/// In P0, busy within NVML's last sampling period, and not idle at this moment. What was not read is no evidence of work.
+/// In P0, not idle at this moment, and busy within NVML's last sampling period, or at least held by a process where
+/// utilization was not asked for. What was not read is no evidence of work.
 fn is_at_work(gpu: &GpuFacts) -> bool {
-    let is_busy = gpu.utilization.value().is_some_and(|it| it.gpu_percent > 0);
+    let is_busy = match gpu.utilization.value() {
+        Some(utilization) => utilization.gpu_percent > 0,
+        None => gpu.processes.value().is_some_and(|it| !it.is_empty()),
+    };
     let is_idle_now = gpu
         .clocks_event_reasons
         .value()
@@ -164,6 +168,7 @@ mod tests {
     use crate::findings::Verdict;
     use crate::test_machine::{
         healthy_node, healthy_t4, judge_check, judge_gpu, judge_healthy, judge_only_gpu,
+        python_process,
     };
 
     fn set_link(gpu: &mut GpuFacts, change: impl FnOnce(&mut PcieLink)) {
@@ -288,6 +293,13 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Warn);
         let finding = judge_gpu(&CHECK, "{}", put_to_work);
         assert_eq!(finding.verdict, Verdict::Pass);
+        let finding = judge_gpu(&CHECK, "{}", |gpu| {
+            put_to_work(gpu);
+            gpu.utilization = Reading::NotRead("not asked".to_owned());
+            gpu.processes = Reading::Value(vec![python_process(512)]);
+            set_link(gpu, |it| it.current_generation = 1);
+        });
+        assert_eq!(finding.verdict, Verdict::Warn);
     }
 
     #[test]
