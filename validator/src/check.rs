@@ -299,11 +299,13 @@ mod tests {
 
     use super::{Judge, judge, title, worst_of};
     use crate::checks::ALL;
-    use crate::facts::{Facts, GpuFacts, Reading};
+    use crate::facts::{Facts, GpuFacts, MigDevice, MigMode, Reading};
     use crate::findings::{Finding, Judgement, Outcome, Verdict};
     use crate::level::Level;
     use crate::profile::Profile;
-    use crate::test_machine::{VERDICT_SEEN, healthy_node};
+    use crate::test_machine::{
+        VERDICT_SEEN, healthy_node, healthy_single_h200, healthy_t4, make_model_unknown, node_with,
+    };
 
     fn judge_all(facts: &Facts) -> Vec<Finding> {
         judge(facts, &Profile::default(), Level::Extended)
@@ -408,15 +410,59 @@ mod tests {
             .collect()
     }
 
-    #[test]
-    fn a_healthy_gpu_gives_no_reason_to_object() {
-        let mut facts = healthy_node();
+    /// Ids of the checks that say something else than pass or skip of the first GPU.
+    fn objections(mut facts: Facts) -> Vec<String> {
         facts.host.uptime_s = Reading::Value(86_400.0);
-        let objections: Vec<Finding> = about_the_first_gpu(&facts)
+        about_the_first_gpu(&facts)
             .into_iter()
             .filter(|it| !matches!(it.verdict, Verdict::Pass | Verdict::Skip))
-            .collect();
-        assert!(objections.is_empty(), "{objections:#?}");
+            .map(|it| format!("{} {}: {}", it.check, it.verdict, it.summary))
+            .collect()
+    }
+
+    #[test]
+    fn a_healthy_gpu_gives_no_reason_to_object() {
+        let none: [String; 0] = [];
+        assert_eq!(objections(healthy_node()), none);
+        assert_eq!(objections(node_with(healthy_t4())), none);
+        assert_eq!(objections(node_with(healthy_single_h200())), none);
+        let mut with_mig = healthy_node();
+        with_mig.gpus[0].mig = Reading::Value(MigMode {
+            current: true,
+            pending: true,
+        });
+        with_mig.gpus[0].mig_devices = Reading::Value(vec![MigDevice::default(); 7]);
+        with_mig.gpus[0].row_remapping = Reading::NotSupported;
+        assert_eq!(objections(with_mig), none);
+    }
+
+    #[test]
+    fn of_a_healthy_gpu_of_an_unknown_model_only_the_model_is_remarked_upon() {
+        let mut gpu = healthy_t4();
+        make_model_unknown(&mut gpu);
+        let objections = objections(node_with(gpu));
+        assert_eq!(objections.len(), 1, "{objections:#?}");
+        assert!(objections[0].starts_with("gpu_model warn"));
+    }
+
+    #[test]
+    fn a_virtual_gpu_that_tells_little_is_not_broken() {
+        let mut gpu = GpuFacts::default();
+        for field in reading_fields() {
+            gpu = with_reading(&gpu, &field, &serde_json::json!("not_supported"));
+        }
+        let healthy = healthy_t4();
+        let gpu = GpuFacts {
+            uuid: healthy.uuid,
+            name: Reading::Value("GRID T4-8C".to_owned()),
+            memory: healthy.memory,
+            processes: healthy.processes,
+            virtualization_mode: Reading::Value("vgpu".to_owned()),
+            ..gpu
+        };
+        let objections = objections(node_with(gpu));
+        assert_eq!(objections.len(), 1, "{objections:#?}");
+        assert!(objections[0].starts_with("gpu_model warn"));
     }
 
     /// Replaces readings in the GPU's serialized form, so that a new field cannot be forgotten here.

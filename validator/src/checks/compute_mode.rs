@@ -6,7 +6,7 @@
 //!
 //! ## How it is judged
 //! The mode must be what the profile says (`gpus.compute_mode`): `fail` otherwise. Where the profile says nothing, "default"
-//! passes, an exclusive mode is a `warn`, and "prohibited" is a `fail`.
+//! passes, an exclusive mode is a `warn`, and "prohibited" is a `fail`. Virtual GPUs that know no compute mode are skipped.
 //!
 //! ## What to do
 //! `nvidia-smi --compute-mode=DEFAULT` on the GPU, or state the wanted mode in the profile.
@@ -14,7 +14,7 @@
 //! ## Source
 //! `nvmlComputeMode_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html>.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, model_has};
 use crate::facts::{ComputeMode, Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -29,7 +29,8 @@ pub(crate) const CHECK: Check = Check {
 };
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
-    let mode = *gpu.compute_mode.required("compute mode")?;
+    let must_tell = profile.gpus.compute_mode.is_some() || model_has(gpu, |_| true);
+    let mode = *gpu.compute_mode.required_if(must_tell, "compute mode")?;
     let wanted = profile.gpus.compute_mode.unwrap_or(ComputeMode::Default);
     if mode == wanted {
         return Ok(Outcome::pass(format!("the compute mode is {mode}")));
@@ -110,6 +111,20 @@ mod tests {
             with(profile, ComputeMode::ExclusiveProcess).verdict,
             Verdict::Fail
         );
+    }
+
+    #[test]
+    fn a_virtual_gpu_may_know_none() {
+        for (profile, verdict) in [
+            ("{}", Verdict::Skip),
+            ("gpus: {compute_mode: default}", Verdict::Error),
+        ] {
+            let finding = judge_gpu(&CHECK, profile, |gpu| {
+                gpu.virtualization_mode = Reading::Value("vgpu".to_owned());
+                gpu.compute_mode = Reading::NotSupported;
+            });
+            assert_eq!(finding.verdict, verdict, "{profile}");
+        }
     }
 
     #[test]

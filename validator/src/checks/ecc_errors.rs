@@ -74,7 +74,7 @@ fn judge_volatile(gpu: &GpuFacts, policy: &Policy) -> Judgement {
     let maximum = policy
         .ecc_volatile_uncorrectable_maximum
         .unwrap_or(VOLATILE_UNCORRECTABLE_MAXIMUM);
-    let text = format!("{count} uncorrectable ECC errors since the driver was loaded");
+    let text = format!("uncorrectable ECC errors since the driver was loaded: {count}");
     if count > maximum {
         return Ok(Outcome::fail(format!("{text}, at most {maximum} allowed"))
             .expected(format!("at most {maximum} since the driver was loaded"))
@@ -88,7 +88,7 @@ fn judge_aggregate(gpu: &GpuFacts, policy: &Policy) -> Judgement {
     let what = "ECC errors over the GPU's life";
     let errors = gpu.ecc_aggregate.required_if(counts_errors(gpu), what)?;
     let count = uncorrectable(errors).ok_or_else(|| no_counter(what))?;
-    let text = format!("{count} uncorrectable ECC errors over the GPU's life");
+    let text = format!("uncorrectable ECC errors over the GPU's life: {count}");
     match policy.ecc_aggregate_uncorrectable_maximum {
         Some(maximum) if count > maximum => Ok(Outcome::fail(format!(
             "{text}, the profile allows {maximum}"
@@ -232,7 +232,7 @@ mod tests {
             assert_eq!(finding.verdict, Verdict::Fail);
             assert_eq!(
                 finding.summary,
-                "1 uncorrectable ECC errors since the driver was loaded, at most 0 allowed"
+                "uncorrectable ECC errors since the driver was loaded: 1, at most 0 allowed"
             );
         }
     }

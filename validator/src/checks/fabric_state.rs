@@ -84,7 +84,9 @@ mod tests {
     use super::CHECK;
     use crate::facts::{FabricState, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_t4, judge_gpu, judge_healthy, judge_only_gpu};
+    use crate::test_machine::{
+        healthy_single_h200, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu,
+    };
 
     fn with(change: impl FnOnce(&mut FabricState)) -> Finding {
         judge_gpu(&CHECK, "{}", |gpu| {
@@ -147,13 +149,7 @@ mod tests {
             judge_only_gpu(&CHECK, "{}", healthy_t4()).verdict,
             Verdict::Skip
         );
-        // One H200 of a board, passed through to a virtual machine, as captured.
-        let mut facts = crate::test_machine::healthy_node();
-        facts.host.ec2 = Reading::NotSupported;
-        facts.host.pci_devices = Reading::NotRead("not probed".to_owned());
-        facts.gpus.truncate(1);
-        facts.gpus[0].fabric = Reading::NotSupported;
-        let finding = crate::test_machine::judge_check(&CHECK, &facts, "{}").swap_remove(0);
+        let finding = judge_only_gpu(&CHECK, "{}", healthy_single_h200());
         assert_eq!(finding.verdict, Verdict::Skip);
     }
 }

@@ -47,7 +47,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         }
         return Ok(Outcome::pass("no process uses the GPU"));
     }
-    let text = format!("{} use the GPU: {}", count(processes), in_words(processes));
+    let text = format!("{} the GPU: {}", count_use(processes), in_words(processes));
     let outcome = match policy {
         Some(Requirement::Allowed | Requirement::Required) => return Ok(Outcome::pass(text)),
         Some(Requirement::Forbidden) => Outcome::fail(text),
@@ -59,10 +59,10 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         .remedy("find out whose they are (ps -fp <pid>) and let them end; if they belong here, state policy.foreign_processes in the profile"))
 }
 
-fn count(processes: &[GpuProcess]) -> String {
+fn count_use(processes: &[GpuProcess]) -> String {
     match processes.len() {
-        1 => "1 process".to_owned(),
-        count => format!("{count} processes"),
+        1 => "1 process uses".to_owned(),
+        count => format!("{count} processes use"),
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Warn);
         assert_eq!(
             finding.summary,
-            "1 process use the GPU: python3 (pid 4242, 512 MiB)"
+            "1 process uses the GPU: python3 (pid 4242, 512 MiB)"
         );
     }
 

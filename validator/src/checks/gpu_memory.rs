@@ -7,7 +7,7 @@
 //! ## How it is judged
 //! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else what the GPU model has.
 //! It must also be what the other GPUs of the same name in this machine have. With no expectation and no other GPU, the
-//! check is skipped.
+//! check is skipped, as it is on GPUs that share the host's memory.
 //!
 //! ## What to do
 //! Reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if memory is still missing, replace the GPU.
@@ -15,7 +15,7 @@
 //! ## Source
 //! NVIDIA's data sheets, as the rows of the reference table name them.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, model_has};
 use crate::expect;
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
@@ -33,7 +33,9 @@ pub(crate) const CHECK: Check = Check {
 const MIB: u64 = 1024 * 1024;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let total_mib = gpu.memory.required("memory")?.total_bytes / MIB;
+    let must_tell = profile.gpus.memory_minimum_mib.is_some() || model_has(gpu, |_| true);
+    let memory = gpu.memory.required_if(must_tell, "memory of its own")?;
+    let total_mib = memory.total_bytes / MIB;
     let remedy = "reset the GPU or reboot; if memory is still missing, replace the GPU";
     let minimum = expect::memory_minimum_mib(gpu, profile);
     if let Some(minimum) = minimum.as_ref().filter(|it| total_mib < it.value) {

@@ -21,7 +21,7 @@
 //! 15 MiB is the limit of Meta's gcm health checks before a job. 1024 MiB is more than any driver is known to reserve:
 //! driver 580 reserves 616 MiB on an H200, the largest amount seen.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, model_has};
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -42,7 +42,9 @@ const WARN_ABOVE_MIB: u64 = 15;
 const FAIL_ABOVE_MIB: u64 = 1024;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let memory = gpu.memory.required("memory")?;
+    let memory = gpu
+        .memory
+        .required_if(model_has(gpu, |_| true), "memory of its own")?;
     let processes = gpu.processes.applicable("list of processes")?;
     if gpu.mig.value().is_some_and(|mig| mig.current) {
         return Ok(Outcome::skip(

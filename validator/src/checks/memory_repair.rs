@@ -60,9 +60,9 @@ fn judge_pending(gpu: &GpuFacts) -> Judgement {
     if pending.is_empty() {
         return Ok(Outcome::pass("no repair is pending"));
     }
-    let pending = pending.join(" and ");
+    let pending = pending.join(", ");
     Ok(
-        Outcome::fail(format!("{pending} waits for a reset of the GPU"))
+        Outcome::fail(format!("waiting for a reset of the GPU: {pending}"))
             .expected("no pending repair")
             .observed(format!("{pending} pending"))
             .remedy("drain the node and reset the GPU (nvidia-smi --gpu-reset) or reboot"),
@@ -91,13 +91,13 @@ mod tests {
             (
                 true,
                 false,
-                "a memory channel repair waits for a reset of the GPU",
+                "waiting for a reset of the GPU: a memory channel repair",
             ),
-            (false, true, "a TPC repair waits for a reset of the GPU"),
+            (false, true, "waiting for a reset of the GPU: a TPC repair"),
             (
                 true,
                 true,
-                "a memory channel repair and a TPC repair waits for a reset of the GPU",
+                "waiting for a reset of the GPU: a memory channel repair, a TPC repair",
             ),
         ] {
             let finding = judge_gpu(&CHECK, "{}", |gpu| {

@@ -11,7 +11,8 @@
 //!
 //! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and inactive
 //! links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`: 12 of 18). A
-//! GPU that is alone in its machine and has no active link is skipped. An active link that is slower than the GPU's other
+//! GPU that is alone in its machine and has no active link is skipped, and so are cards that only a bridge can link, when no
+//! link of the machine is active. An active link that is slower than the GPU's other
 //! links is a `warn`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
@@ -21,7 +22,7 @@
 //! ## Source
 //! `nvmlDeviceGetNvLinkState`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>.
 
-use crate::check::{Check, Judge, worst_of};
+use crate::check::{Check, Judge, model_has, worst_of};
 use crate::expect;
 use crate::facts::{Facts, GpuFacts, NvLink};
 use crate::findings::{Judgement, Outcome};
@@ -74,6 +75,12 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
     if active == 0 && facts.gpus.len() == 1 {
         return Outcome::skip("this GPU is alone in its machine, so its NVLinks lead nowhere");
     }
+    if active == 0 && nobody_is_linked(facts) && model_has(gpu, |model| !model.whole_board_nvlinks)
+    {
+        return Outcome::skip(
+            "no bridge links the GPUs of this machine; state gpus.nvlinks in the profile if one should",
+        );
+    }
     let most = most_among_siblings(gpu, facts);
     if active < most {
         return judge_against(links, most, "another GPU of this model here");
@@ -116,6 +123,11 @@ fn judge_speed(links: &[NvLink]) -> Outcome {
 
 fn active(links: &[NvLink]) -> usize {
     links.iter().filter(|it| it.active).count()
+}
+
+fn nobody_is_linked(facts: &Facts) -> bool {
+    let links = facts.gpus.iter().filter_map(|it| it.nvlinks.value());
+    links.flatten().all(|link| !link.active)
 }
 
 fn most_among_siblings(gpu: &GpuFacts, facts: &Facts) -> usize {
@@ -239,6 +251,23 @@ mod tests {
         assert_eq!(first(&facts, "{}").verdict, Verdict::Warn);
         facts.gpus.truncate(1);
         assert_eq!(first(&facts, "{}").verdict, Verdict::Skip);
+    }
+
+    #[test]
+    fn cards_without_a_bridge_are_skipped_and_half_bridged_ones_are_not() {
+        let mut facts = without_expectation(2);
+        for gpu in &mut facts.gpus {
+            gpu.name = Reading::Value("NVIDIA H200 NVL".to_owned());
+            gpu.pci_device_id = Reading::Value(0x233b);
+            deactivate(gpu, 0..18);
+        }
+        assert_eq!(first(&facts, "{}").verdict, Verdict::Skip);
+        assert_eq!(first(&facts, "gpus: {nvlinks: 18}").verdict, Verdict::Fail);
+        let Reading::Value(links) = &mut facts.gpus[1].nvlinks else {
+            panic!("the healthy GPU has NVLinks")
+        };
+        links[0].active = true;
+        assert_eq!(first(&facts, "{}").verdict, Verdict::Fail);
     }
 
     #[test]

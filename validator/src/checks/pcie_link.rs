@@ -13,7 +13,7 @@
 //! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against the
 //! diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is judged
 //! only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it again
-//! in moments.
+//! in moments. Virtual GPUs that have no link of their own are skipped.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
@@ -22,7 +22,7 @@
 //! `nvmlDeviceGetCurrPcieLinkWidth` and its siblings, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>;
 //! the least links are those of DCGM's table of models.
 
-use crate::check::{Check, Judge, worst_of};
+use crate::check::{Check, Judge, model_has, worst_of};
 use crate::expect;
 use crate::facts::{ClocksEventReasons, Facts, GpuFacts, PcieLink};
 use crate::findings::{Judgement, Outcome};
@@ -40,7 +40,9 @@ pub(crate) const CHECK: Check = Check {
 const REMEDY: &str = "reseat the GPU, riser or cable; on a cloud machine, replace the instance";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let link = gpu.pcie.required("PCIe link")?;
+    let link = gpu
+        .pcie
+        .required_if(model_has(gpu, |_| true), "PCIe link")?;
     worst_of([
         Ok(judge_width(link, gpu, facts, profile)),
         Ok(judge_reachable_generation(link, gpu, facts, profile)),

@@ -9,7 +9,9 @@
 //! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the greatest operating temperature
 //!   on (of the GPU, of its memory).
 //! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is left, `warn` below 5.
-//! - A temperature that no GPU can have is an `error`, and so is a GPU that names no limit when the profile names none either.
+//! - A temperature that no GPU can have is an `error`.
+//! - Where neither GPU nor profile names a limit (Hopper with drivers before 565) the check is skipped; `throttle_reasons` still
+//!   sees thermal slowdown.
 //!
 //! ## What to do
 //! Check fans, air flow, heat sinks and liquid cooling, and the temperature of the room and of the neighbours. On a cloud
@@ -19,7 +21,7 @@
 //! `nvmlTemperatureThresholds_t` and `nvmlDeviceGetMarginTemperature`,
 //! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>.
 
-use crate::check::{Check, Judge, worst_of};
+use crate::check::{Check, Judge, model_has, worst_of};
 use crate::facts::{Facts, GpuFacts, Temperature};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -43,7 +45,9 @@ const REMEDY: &str =
     "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
-    let temperature = gpu.temperature.required("temperature")?;
+    let temperature = gpu
+        .temperature
+        .required_if(model_has(gpu, |_| true), "temperature")?;
     let policy = &profile.policy;
     worst_of([
         judge_gpu(temperature, policy),
@@ -67,10 +71,9 @@ fn judge_gpu(temperature: &Temperature, policy: &Policy) -> Judgement {
         parts.push(margin_left(degrees, margin));
     }
     if parts.is_empty() {
-        return Err(Outcome::error(format!(
-            "the GPU is at {degrees} °C, and neither it nor the profile says how much is too much"
-        ))
-        .remedy("state policy.temperature_maximum_c in the profile"));
+        return Ok(Outcome::skip(format!(
+            "the GPU is at {degrees} °C, and neither it nor the profile (policy.temperature_maximum_c) says how much is too much"
+        )));
     }
     worst_of(parts.into_iter().map(Ok))
 }
@@ -91,7 +94,8 @@ fn judge_memory(temperature: &Temperature, policy: &Policy) -> Judgement {
     let by_card = temperature
         .memory_max_c
         .map(|maximum| operates("memory", degrees, maximum));
-    let seen = Outcome::pass(format!("memory is at {degrees} °C"));
+    // Without a limit there is nothing to judge by.
+    let seen = Outcome::skip(format!("memory is at {degrees} °C, no limit is known"));
     worst_of(
         [Some(seen), by_policy, by_card]
             .into_iter()
@@ -258,9 +262,12 @@ mod tests {
     }
 
     #[test]
-    fn errs_when_nobody_names_a_limit() {
-        let finding = h200("{}", |it| it.tlimit_c = None);
-        assert_eq!(finding.verdict, Verdict::Error);
+    fn skips_when_nobody_names_a_limit() {
+        let finding = h200("{}", |it| {
+            it.tlimit_c = None;
+            it.memory_c = None;
+        });
+        assert_eq!(finding.verdict, Verdict::Skip);
         let finding = h200("policy: {temperature_maximum_c: 60}", |it| {
             it.tlimit_c = None;
         });

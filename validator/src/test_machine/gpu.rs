@@ -4,9 +4,9 @@ use super::{healthy_node, judge_check};
 use crate::check::Check;
 use crate::facts::{
     Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
-    GpuFacts, GpuProcess, MemoryUse, MigMode, NvLink, PcieLink, Power, Reading, RecoveryAction,
-    RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, Temperature, Utilization,
-    ViolationTimes,
+    Facts, GpuFacts, GpuProcess, MemoryUse, MigMode, NvLink, PcieLink, Power, Reading,
+    RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, Temperature,
+    Utilization, ViolationTimes,
 };
 use crate::findings::Finding;
 
@@ -195,6 +195,30 @@ pub(crate) fn healthy_t4() -> GpuFacts {
     }
 }
 
+/// One H200 of a board, passed through to a virtual machine: no fabric, and NVLinks that lead nowhere.
+pub(crate) fn healthy_single_h200() -> GpuFacts {
+    let mut gpu = healthy_gpu(0);
+    gpu.fabric = Reading::NotSupported;
+    if let Reading::Value(links) = &mut gpu.nvlinks {
+        for link in links {
+            *link = NvLink {
+                link: link.link,
+                ..NvLink::default()
+            };
+        }
+    }
+    gpu
+}
+
+/// A machine off EC2 whose only GPU is `gpu`.
+pub(crate) fn node_with(gpu: GpuFacts) -> Facts {
+    let mut facts = healthy_node();
+    facts.host.ec2 = Reading::NotSupported;
+    facts.host.pci_devices = Reading::NotRead("not probed".to_owned());
+    facts.gpus = vec![gpu];
+    facts
+}
+
 /// Makes `gpu` one that the reference table does not know.
 pub(crate) fn make_model_unknown(gpu: &mut GpuFacts) {
     gpu.name = Reading::Value("NVIDIA Unheard-of 1".to_owned());
@@ -224,11 +248,7 @@ pub(crate) fn judge_gpu(
 
 /// What `check` says of `gpu` where it is the only one, off EC2.
 pub(crate) fn judge_only_gpu(check: &Check, profile_yaml: &str, gpu: GpuFacts) -> Finding {
-    let mut facts = healthy_node();
-    facts.host.ec2 = Reading::NotSupported;
-    facts.host.pci_devices = Reading::NotRead("not probed".to_owned());
-    facts.gpus = vec![gpu];
-    judge_check(check, &facts, profile_yaml).swap_remove(0)
+    judge_check(check, &node_with(gpu), profile_yaml).swap_remove(0)
 }
 
 /// What `check` says of every GPU of a healthy node.

@@ -4,7 +4,8 @@ mod gpu;
 mod host;
 
 pub(crate) use gpu::{
-    MIB, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu, make_model_unknown, python_process,
+    MIB, healthy_single_h200, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu,
+    make_model_unknown, node_with, python_process,
 };
 
 use crate::check::{self, Check};
