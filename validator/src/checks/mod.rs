@@ -5,14 +5,20 @@
 mod container_runtime;
 mod denylisted_driver_absent;
 mod device_nodes;
+mod driver_components_match;
 mod driver_version;
 mod fabric_manager;
+mod gpu_architecture_supported;
+mod gpu_count;
+mod gpus_uniform;
 mod injected_environment;
 mod kernel_module_flavor;
 mod kernel_module_loaded;
+mod nvml_library;
 mod persistence_daemon;
 mod persistence_mode;
 mod services;
+mod vbios_uniform;
 
 use crate::check::Entry;
 
@@ -69,8 +75,38 @@ pub(crate) static ALL: &[Entry] = &[
         documentation: include_str!("container_runtime.rs"),
     },
     Entry {
+        check: &driver_components_match::CHECK,
+        file_name: "driver_components_match",
+        documentation: include_str!("driver_components_match.rs"),
+    },
+    Entry {
+        check: &gpu_architecture_supported::CHECK,
+        file_name: "gpu_architecture_supported",
+        documentation: include_str!("gpu_architecture_supported.rs"),
+    },
+    Entry {
+        check: &gpu_count::CHECK,
+        file_name: "gpu_count",
+        documentation: include_str!("gpu_count.rs"),
+    },
+    Entry {
+        check: &gpus_uniform::CHECK,
+        file_name: "gpus_uniform",
+        documentation: include_str!("gpus_uniform.rs"),
+    },
+    Entry {
+        check: &nvml_library::CHECK,
+        file_name: "nvml_library",
+        documentation: include_str!("nvml_library.rs"),
+    },
+    Entry {
         check: &persistence_mode::CHECK,
         file_name: "persistence_mode",
         documentation: include_str!("persistence_mode.rs"),
+    },
+    Entry {
+        check: &vbios_uniform::CHECK,
+        file_name: "vbios_uniform",
+        documentation: include_str!("vbios_uniform.rs"),
     },
 ];
