@@ -128,6 +128,8 @@ pub(crate) fn name_of(gpu: &GpuFacts) -> String {
 pub(crate) struct GpuArchitecture {
     /// Its UUID and PCI address, as far as they are known.
     pub(crate) gpu: String,
+    /// CUDA lists it: whatever a table says, driver and GPU understand each other.
+    pub(crate) offered_by_cuda: bool,
     /// `None` where neither NVML nor the reference table tells.
     pub(crate) compute_capability: Option<ComputeCapability>,
 }
@@ -137,6 +139,10 @@ pub(crate) struct GpuArchitecture {
 pub(crate) fn gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
     let listed = facts.gpus.iter().map(|gpu| GpuArchitecture {
         gpu: name_of(gpu),
+        offered_by_cuda: gpu
+            .uuid
+            .value()
+            .is_some_and(|uuid| cuda_compute_capability(facts, uuid).is_some()),
         compute_capability: gpu
             .compute_capability
             .value()
@@ -158,6 +164,7 @@ pub(crate) fn gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
             .map(|device| device.device_id);
         GpuArchitecture {
             gpu: subject.to_string(),
+            offered_by_cuda: false,
             compute_capability: device_id.and_then(compute_capability_of_pci_id),
         }
     });

@@ -5,9 +5,9 @@
 //! instance finds no GPU. And a driver older than a GPU does not know it: Blackwell needs 570 or newer.
 //!
 //! ## How it is judged
-//! The branch of the loaded kernel module against the compute capability of each GPU: not older than what the branch still
-//! supports, and not newer than what the CUDA version of that branch targets. A branch that the reference table does not
-//! list is judged by whether CUDA offers every GPU with it.
+//! A GPU that CUDA offers is supported. For every other GPU the branch of the loaded kernel module is compared with its
+//! compute capability: the branch must not be newer than the last one that supports it, nor older than the first. Other
+//! reasons why CUDA does not offer a GPU are judged by `gpu_count` and `cuda_driver_library`.
 //!
 //! ## What to do
 //! Install a driver of a branch that supports the GPUs.
@@ -17,10 +17,10 @@
 //! release notes on discontinued architectures.
 
 use crate::check::{Check, Judge};
-use crate::facts::{ComputeCapability, Facts};
+use crate::facts::Facts;
 use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
-use crate::machine::{self, counted};
+use crate::machine::{self, GpuArchitecture, counted};
 use crate::profile::Profile;
 use crate::reference;
 use crate::tally::Tally;
@@ -44,14 +44,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         ));
     }
     let branch = driver.branch();
-    let Some(row) = reference::driver_branch(branch) else {
-        return Ok(judge_unknown_branch(facts, branch));
-    };
-    let minimum = row.compute_capability_minimum;
-    let maximum = reference::cuda_toolkit(row.cuda).map(|it| it.compute_capability_maximum);
     let mut tally = Tally::default();
     for gpu in &gpus {
-        judge_gpu(gpu, branch, minimum, maximum, &mut tally);
+        judge_gpu(gpu, branch, &mut tally);
     }
     let worst = tally.worst();
     let outcome = tally.outcome(Outcome::error("no GPU was judged"));
@@ -67,55 +62,40 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
-fn judge_gpu(
-    gpu: &machine::GpuArchitecture,
-    branch: u32,
-    minimum: ComputeCapability,
-    maximum: Option<ComputeCapability>,
-    tally: &mut Tally,
-) {
+fn judge_gpu(gpu: &GpuArchitecture, branch: u32, tally: &mut Tally) {
     let name = &gpu.gpu;
+    if gpu.offered_by_cuda {
+        tally.pass(format!("CUDA offers {name}"));
+        return;
+    }
     let Some(capability) = gpu.compute_capability else {
         tally.error(format!("compute capability of {name} is not known"));
         return;
     };
+    let Some(row) = reference::driver_branch(branch) else {
+        tally.error(format!(
+            "driver branch {branch} is not in the reference table, so whether it supports {name} is not known"
+        ));
+        return;
+    };
+    let minimum = row.compute_capability_minimum;
+    let oldest = reference::oldest_driver_branch(capability);
     if capability < minimum {
         tally.fail(format!(
             "{name} has compute capability {capability}, driver branch {branch} supports {minimum} and newer"
         ));
-    } else if maximum.is_some_and(|maximum| capability > maximum) {
+    } else if let Some(oldest) = oldest.filter(|oldest| branch < *oldest) {
         tally.fail(format!(
-            "{name} has compute capability {capability}, which driver branch {branch} does not know yet"
+            "{name} has compute capability {capability}, for which driver branch {oldest} is the first; this is {branch}"
         ));
     } else {
         tally.pass(format!("{name} has compute capability {capability}"));
     }
 }
 
-/// A branch newer or older than the table. That CUDA works on every GPU is then the better witness.
-fn judge_unknown_branch(facts: &Facts, branch: u32) -> Outcome {
-    let cuda_works = facts.cuda.init.value().is_some_and(|init| init.code == 0)
-        && facts.cuda.devices.value().is_some_and(|devices| {
-            facts.gpus.iter().all(|gpu| {
-                devices
-                    .iter()
-                    .any(|device| gpu.uuid.value() == Some(&device.uuid))
-            })
-        });
-    if cuda_works && !facts.gpus.is_empty() && crate::check::unlisted_gpus(facts).is_empty() {
-        Outcome::pass(format!(
-            "driver branch {branch} is not in the reference table, but CUDA offers every GPU with it"
-        ))
-    } else {
-        Outcome::error(format!(
-            "driver branch {branch} is not in the reference table, so what it supports is not known"
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::facts::{ComputeCapability, Facts, Reading};
+    use crate::facts::{ComputeCapability, CudaFacts, Facts, Reading};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{healthy_node, judge_host_check};
 
@@ -131,6 +111,7 @@ mod tests {
         for gpu in &mut facts.gpus {
             gpu.compute_capability = Reading::Value(ComputeCapability { major, minor });
         }
+        facts.cuda = CudaFacts::default();
         facts
     }
 
@@ -151,17 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_that_no_table_knows_is_judged_by_whether_cuda_works() {
+    fn what_cuda_offers_is_supported_whatever_a_table_says() {
         let mut facts = node("999.10", 9, 0);
+        facts.cuda = healthy_node().cuda;
         assert_eq!(judge(&facts).verdict, Verdict::Pass);
-        facts.cuda.devices = Reading::NotRead("not probed".to_owned());
-        assert_eq!(judge(&facts).verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn errs_for_a_branch_that_no_table_knows() {
+        assert_eq!(judge(&node("999.10", 9, 0)).verdict, Verdict::Error);
     }
 
     #[test]
     fn errs_when_an_architecture_is_not_known() {
         let mut facts = node("580.159.04", 9, 0);
-        facts.cuda.devices = Reading::NotRead("not probed".to_owned());
         facts.gpus[0].compute_capability = Reading::NotRead("unknown error".to_owned());
         facts.gpus[0].name = Reading::Value("NVIDIA Unheard-of".to_owned());
         facts.gpus[0].pci_device_id = Reading::Value(0xffff);
