@@ -18,8 +18,12 @@ mod expect;
 pub mod facts;
 pub mod findings;
 pub mod level;
+#[deny(clippy::disallowed_methods)]
+mod machine;
 pub mod profile;
 pub mod reference;
+#[deny(clippy::disallowed_methods)]
+mod tally;
 #[cfg(test)]
 mod test_machine;
 

@@ -4,34 +4,101 @@
 
 mod clocks;
 mod compute_mode;
+mod container_runtime;
+mod cuda_compat_package;
+mod cuda_driver_library;
+mod cuda_driver_version;
+mod cuda_kernel;
+mod cuda_toolkits;
+mod cuda_visible_devices;
+mod denylisted_driver_absent;
+mod device_nodes;
+mod driver_components_match;
+mod driver_version;
 mod ecc_errors;
 mod ecc_mode;
+mod fabric_manager;
 mod fabric_state;
 mod foreign_processes;
+mod gpu_architecture_supported;
+mod gpu_count;
 mod gpu_memory;
 mod gpu_model;
 mod gpu_reachable;
+mod gpus_uniform;
 mod idle_memory;
 mod inforom;
+mod injected_environment;
+mod kernel_module_flavor;
+mod kernel_module_loaded;
 mod memory_repair;
 mod mig_mode;
 mod nvlink_errors;
 mod nvlink_state;
+mod nvml_library;
 mod page_retirement;
 mod pcie_link;
 mod pcie_replays;
+mod persistence_daemon;
 mod persistence_mode;
 mod power_limit;
 mod recovery_action;
 mod row_remapping;
+mod services;
 mod temperature;
 mod throttle_history;
 mod throttle_reasons;
+mod vbios_uniform;
 
 use crate::check::Entry;
 
 /// All checks, in the order in which reports list them: by stage, then by id.
 pub(crate) static ALL: &[Entry] = &[
+    Entry {
+        check: &denylisted_driver_absent::CHECK,
+        file_name: "denylisted_driver_absent",
+        documentation: include_str!("denylisted_driver_absent.rs"),
+    },
+    Entry {
+        check: &device_nodes::CHECK,
+        file_name: "device_nodes",
+        documentation: include_str!("device_nodes.rs"),
+    },
+    Entry {
+        check: &driver_version::CHECK,
+        file_name: "driver_version",
+        documentation: include_str!("driver_version.rs"),
+    },
+    Entry {
+        check: &fabric_manager::CHECK,
+        file_name: "fabric_manager",
+        documentation: include_str!("fabric_manager.rs"),
+    },
+    Entry {
+        check: &injected_environment::CHECK,
+        file_name: "injected_environment",
+        documentation: include_str!("injected_environment.rs"),
+    },
+    Entry {
+        check: &kernel_module_flavor::CHECK,
+        file_name: "kernel_module_flavor",
+        documentation: include_str!("kernel_module_flavor.rs"),
+    },
+    Entry {
+        check: &kernel_module_loaded::CHECK,
+        file_name: "kernel_module_loaded",
+        documentation: include_str!("kernel_module_loaded.rs"),
+    },
+    Entry {
+        check: &persistence_daemon::CHECK,
+        file_name: "persistence_daemon",
+        documentation: include_str!("persistence_daemon.rs"),
+    },
+    Entry {
+        check: &services::CHECK,
+        file_name: "services",
+        documentation: include_str!("services.rs"),
+    },
     Entry {
         check: &clocks::CHECK,
         file_name: "clocks",
@@ -41,6 +108,41 @@ pub(crate) static ALL: &[Entry] = &[
         check: &compute_mode::CHECK,
         file_name: "compute_mode",
         documentation: include_str!("compute_mode.rs"),
+    },
+    Entry {
+        check: &container_runtime::CHECK,
+        file_name: "container_runtime",
+        documentation: include_str!("container_runtime.rs"),
+    },
+    Entry {
+        check: &cuda_compat_package::CHECK,
+        file_name: "cuda_compat_package",
+        documentation: include_str!("cuda_compat_package.rs"),
+    },
+    Entry {
+        check: &cuda_driver_library::CHECK,
+        file_name: "cuda_driver_library",
+        documentation: include_str!("cuda_driver_library.rs"),
+    },
+    Entry {
+        check: &cuda_driver_version::CHECK,
+        file_name: "cuda_driver_version",
+        documentation: include_str!("cuda_driver_version.rs"),
+    },
+    Entry {
+        check: &cuda_toolkits::CHECK,
+        file_name: "cuda_toolkits",
+        documentation: include_str!("cuda_toolkits.rs"),
+    },
+    Entry {
+        check: &cuda_visible_devices::CHECK,
+        file_name: "cuda_visible_devices",
+        documentation: include_str!("cuda_visible_devices.rs"),
+    },
+    Entry {
+        check: &driver_components_match::CHECK,
+        file_name: "driver_components_match",
+        documentation: include_str!("driver_components_match.rs"),
     },
     Entry {
         check: &ecc_errors::CHECK,
@@ -63,6 +165,16 @@ pub(crate) static ALL: &[Entry] = &[
         documentation: include_str!("foreign_processes.rs"),
     },
     Entry {
+        check: &gpu_architecture_supported::CHECK,
+        file_name: "gpu_architecture_supported",
+        documentation: include_str!("gpu_architecture_supported.rs"),
+    },
+    Entry {
+        check: &gpu_count::CHECK,
+        file_name: "gpu_count",
+        documentation: include_str!("gpu_count.rs"),
+    },
+    Entry {
         check: &gpu_memory::CHECK,
         file_name: "gpu_memory",
         documentation: include_str!("gpu_memory.rs"),
@@ -76,6 +188,11 @@ pub(crate) static ALL: &[Entry] = &[
         check: &gpu_reachable::CHECK,
         file_name: "gpu_reachable",
         documentation: include_str!("gpu_reachable.rs"),
+    },
+    Entry {
+        check: &gpus_uniform::CHECK,
+        file_name: "gpus_uniform",
+        documentation: include_str!("gpus_uniform.rs"),
     },
     Entry {
         check: &idle_memory::CHECK,
@@ -106,6 +223,11 @@ pub(crate) static ALL: &[Entry] = &[
         check: &nvlink_state::CHECK,
         file_name: "nvlink_state",
         documentation: include_str!("nvlink_state.rs"),
+    },
+    Entry {
+        check: &nvml_library::CHECK,
+        file_name: "nvml_library",
+        documentation: include_str!("nvml_library.rs"),
     },
     Entry {
         check: &page_retirement::CHECK,
@@ -156,5 +278,15 @@ pub(crate) static ALL: &[Entry] = &[
         check: &throttle_reasons::CHECK,
         file_name: "throttle_reasons",
         documentation: include_str!("throttle_reasons.rs"),
+    },
+    Entry {
+        check: &vbios_uniform::CHECK,
+        file_name: "vbios_uniform",
+        documentation: include_str!("vbios_uniform.rs"),
+    },
+    Entry {
+        check: &cuda_kernel::CHECK,
+        file_name: "cuda_kernel",
+        documentation: include_str!("cuda_kernel.rs"),
     },
 ];

@@ -41,3 +41,10 @@ pub(crate) fn judge_check(check: &Check, facts: &Facts, profile_yaml: &str) -> V
     }
     findings
 }
+
+/// The one finding of a check that judges the host.
+pub(crate) fn judge_host_check(check: &Check, facts: &Facts, profile_yaml: &str) -> Finding {
+    let mut findings = judge_check(check, facts, profile_yaml);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    findings.remove(0)
+}
