@@ -17,6 +17,7 @@ mod checks;
 mod expect;
 pub mod facts;
 pub mod findings;
+pub mod kernel_log;
 pub mod level;
 pub mod probe;
 pub mod profile;
