@@ -4,7 +4,7 @@
 //! probe -> facts -> checks -> findings -> report
 //! ```
 //!
-//! - [`probe`](mod@facts) is the only part that looks at the world; it fills [`facts`], one plain value.
+//! - [`probe`] is the only part that looks at the world; it fills [`facts`], one plain value.
 //! - load works the GPUs; what it saw is facts too.
 //! - [`checks`] are pure: facts and [`profile`] in, [`findings`] out.
 //! - reports are pure: a [`findings::Run`] in, text out.
@@ -17,14 +17,17 @@ mod checks;
 mod expect;
 pub mod facts;
 pub mod findings;
+pub mod kernel_log;
 pub mod level;
 #[deny(clippy::disallowed_methods)]
 mod machine;
+pub mod probe;
 pub mod profile;
 pub mod reference;
 #[deny(clippy::disallowed_methods)]
 mod tally;
 #[cfg(test)]
 mod test_machine;
+pub mod worker;
 
 pub use check::judge;

@@ -1,0 +1,62 @@
+//! How a machine is looked at.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::level::Level;
+
+/// How a machine is looked at.
+#[derive(Clone, Debug)]
+pub struct ProbeOptions {
+    pub level: Level,
+    /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing is asked over the
+    /// network and no program is run to read a log.
+    pub sysroot: Option<PathBuf>,
+    /// systemd services to look at beside NVIDIA's own, by unit name without `.service`.
+    pub services: Vec<String>,
+    /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say EC2 is asked.
+    pub ec2_metadata: bool,
+    pub deadlines: Deadlines,
+    /// The program that is started as `PROGRAM worker …`; `None` is this program.
+    pub worker_program: Option<PathBuf>,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> Self {
+        Self {
+            level: Level::default(),
+            sysroot: None,
+            services: Vec::new(),
+            ec2_metadata: true,
+            deadlines: Deadlines::default(),
+            worker_program: None,
+        }
+    }
+}
+
+/// How long a driver may take to answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// One NVML call.
+    pub nvml_call: Duration,
+    /// `nvmlInit` and opening a GPU: without persistence mode the driver initialises the GPU in these calls, seconds each.
+    pub nvml_initialization: Duration,
+    /// Everything that NVML is asked, restarts after a hang or crash included.
+    pub nvml: Duration,
+    /// `cuInit` and what it is asked for; initialises every GPU, too.
+    pub cuda: Duration,
+    /// The check kernel on one GPU, start of its process included.
+    pub cuda_kernel: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            nvml_call: Duration::from_secs(5),
+            nvml_initialization: Duration::from_secs(30),
+            nvml: Duration::from_secs(90),
+            cuda: Duration::from_secs(60),
+            cuda_kernel: Duration::from_secs(30),
+        }
+    }
+}
