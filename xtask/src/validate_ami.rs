@@ -92,13 +92,16 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
     check(arguments)?;
-    let binary = binary(arguments)?;
-    let node = arguments
+    let simulator = arguments
         .simulate
         .as_ref()
-        .map(|node| simulate::prepare(node, &arguments.fault, &arguments.set))
+        .map(|_| simulate::Simulator::build())
         .transpose()?;
+    // Made once to find a wrong name before minutes of building, and again below, because a node's time starts then.
+    drop(prepare_node(simulator.as_ref(), arguments)?);
+    let binary = binary(arguments)?;
     let reports = reports::Folder::create(arguments.out.as_deref())?;
+    let node = prepare_node(simulator.as_ref(), arguments)?;
     if let Some(node) = &node {
         eprintln!(
             "SIMULATED node {}: the verdict is not about this machine",
@@ -119,6 +122,19 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         Target::Ssh(destination) => remote::run(&run, destination, arguments.ssh_config.as_deref()),
     };
     conclude(ending, &reports, arguments)
+}
+
+fn prepare_node(
+    simulator: Option<&simulate::Simulator>,
+    arguments: &Arguments,
+) -> anyhow::Result<Option<simulate::PreparedNode>> {
+    let (Some(simulator), Some(node)) = (simulator, &arguments.simulate) else {
+        return Ok(None);
+    };
+    match simulator.prepare(node, &arguments.fault, &arguments.set) {
+        Ok(node) => Ok(Some(node)),
+        Err(error) => bail!(BadInput(format!("{error:#}"))),
+    }
 }
 
 /// What clap cannot see: contradictions, and files that are not there.
