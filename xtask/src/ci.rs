@@ -67,6 +67,7 @@ fn steps(fuzz_seconds: u32) -> Vec<Step> {
         ),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify"),
+        step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),
         step(
             "fuzz",

@@ -90,9 +90,7 @@ fn run_on_node(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn list() -> anyhow::Result<()> {
-    let status = Command::new(Simulator::build()?.program)
-        .arg("list")
-        .status()?;
+    let status = Simulator::build()?.program().arg("list").status()?;
     ensure!(status.success(), "the simulator could not list its nodes");
     Ok(())
 }
@@ -100,8 +98,7 @@ fn list() -> anyhow::Result<()> {
 /// The simulator's program and its library, optimized: it executes the GPU kernels on the CPU.
 #[derive(Debug)]
 pub(crate) struct Simulator {
-    program: PathBuf,
-    library: PathBuf,
+    folder: PathBuf,
 }
 
 impl Simulator {
@@ -111,11 +108,22 @@ impl Simulator {
         cmd!(shell, "{cargo} build --quiet --release --package simulator")
             .quiet()
             .run()?;
-        let folder = workspace::target().join("release");
         Ok(Simulator {
-            program: folder.join("simulate-node"),
-            library: folder.join("libsimulator.so"),
+            folder: workspace::target().join("release"),
         })
+    }
+
+    /// What programs load in place of NVIDIA's libraries.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.folder.join("libsimulator.so")
+    }
+
+    pub(crate) fn fault_matrix(&self) -> PathBuf {
+        self.folder.join("fault-matrix")
+    }
+
+    fn program(&self) -> Command {
+        Command::new(self.folder.join("simulate-node"))
     }
 
     /// Makes a node for this process. An error is the user's: a name or a value that there is not.
@@ -130,13 +138,13 @@ impl Simulator {
         std::fs::create_dir_all(&parent)
             .with_context(|| format!("{} cannot be made", parent.display()))?;
         let folder = parent.join(std::process::id().to_string());
-        let mut command = Command::new(&self.program);
+        let mut command = self.program();
         command
             .arg("prepare")
             .arg("--folder")
             .arg(&folder)
             .arg("--library")
-            .arg(&self.library);
+            .arg(self.library());
         for fault in faults {
             command.args(["--fault", fault]);
         }
