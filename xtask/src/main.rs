@@ -62,21 +62,18 @@ fn main() -> ExitCode {
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
-        Task::Ci(arguments) => return ci::run(&arguments).unwrap_or_else(failed),
+        Task::Ci(arguments) => return ci::run(&arguments),
         Task::JunitReaders(arguments) => junit_readers::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Tools(arguments) => tools::run(&arguments),
     };
-    outcome.map_or_else(failed, |()| ExitCode::SUCCESS)
-}
-
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "it takes the place of a closure over a Result"
-)]
-fn failed(error: anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    ExitCode::FAILURE
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]

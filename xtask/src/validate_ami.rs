@@ -17,12 +17,19 @@ use crate::{EXIT_CODE_BAD_INPUT, dist, simulate, tools};
 use command::Ending;
 use target::Target;
 
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask validate-ami
+  cargo xtask validate-ami --target ssh://ubuntu@gpu-17 --sudo --profile manifests/profiles/p5.yaml
+  cargo xtask validate-ami --simulate p5.48xlarge --fault xid-79";
+
 /// Judge a machine with the release binary: build it, run it there, bring the reports back
 ///
 /// Ends with the validator's exit code: 0 everything judged and nothing failed; 1 something failed; 2 something could
 /// not be judged, or this task itself did not get through; 3 bad arguments or profile; 4 the only thing not judged is
 /// load on GPUs that others are using.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "independent switches of a command line"
@@ -55,8 +62,8 @@ pub(crate) struct Arguments {
     /// Configuration file for ssh, as in `ssh -F`
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// Run this executable instead of building one
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Run this gpu-validator instead of building one: what `cargo xtask dist` made on another machine
+    #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 }
 
