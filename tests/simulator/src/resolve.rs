@@ -82,6 +82,13 @@ fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile)
             Some(prefix) => format!("{prefix}{index}"),
             None => uuid_of(&format!("{node_name}/{index}")),
         };
+        // Consumer boards have no serial number.
+        let consumer = fields
+            .get("brand")
+            .is_some_and(|brand| brand == "geforce" || brand == "geforce-rtx");
+        if file.uuid_prefix.is_none() && !consumer {
+            fields.insert("serial".to_owned(), serial_of(&uuid).into());
+        }
         fields.insert("uuid".to_owned(), uuid.into());
         fields.insert("minor_number".to_owned(), index.into());
         fields.insert("pci_address".to_owned(), address.clone().into());
@@ -402,17 +409,27 @@ fn merge(target: &mut Value, new: Value) {
     }
 }
 
-/// A UUID that is the same for the same text: FNV-1a over it, twice with different starts.
+/// FNV-1a with a start of its own.
+fn hash(start: u64, text: &str) -> u64 {
+    text.bytes().fold(start, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Thirteen digits that are the same for the same text, as NVIDIA's serial numbers have.
+fn serial_of(text: &str) -> String {
+    format!(
+        "16{:011}",
+        hash(0xcbf2_9ce4_8422_2325, text) % 100_000_000_000
+    )
+}
+
+/// A UUID that is the same for the same text.
 fn uuid_of(text: &str) -> String {
-    let hash = |start: u64| {
-        text.bytes().fold(start, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
     let digits = format!(
         "{:016x}{:016x}",
-        hash(0xcbf2_9ce4_8422_2325),
-        hash(0x9e37_79b9_7f4a_7c15)
+        hash(0xcbf2_9ce4_8422_2325, text),
+        hash(0x9e37_79b9_7f4a_7c15, text)
     );
     format!(
         "GPU-{}-{}-4{}-a{}-{}",

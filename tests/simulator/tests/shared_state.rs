@@ -38,7 +38,7 @@ fn hold_memory_when_asked() {
     assert!(slot.take_memory(gpu, HELD, node.memory_capacity(2)));
     let _work = node.begin_work(2, slot);
     println!("\nholding");
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_mins(1));
 }
 
 fn holder(node: &Node) -> Child {
