@@ -106,17 +106,16 @@ fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile)
     let typed_model =
         typed(&scenario).with_context(|| format!("in the GPU model {}", model_path.display()))?;
     let mut scenario = serde_json::to_value(typed_model)?;
+    let mut values = Vec::new();
     for index in 0..file.pci_addresses.len() {
         let own = u32::try_from(index)
             .ok()
             .and_then(|index| file.gpus.get(&index));
-        for values in std::iter::once(&file.gpu).chain(own) {
-            for (key, value) in values {
-                apply(&mut scenario, &format!("gpus.{index}.{key}"), value)
-                    .with_context(|| place(path, key))?;
-            }
+        for (key, value) in std::iter::once(&file.gpu).chain(own).flatten() {
+            values.push((format!("gpus.{index}.{key}"), key.as_str(), value));
         }
     }
+    apply_all(&mut scenario, &values).map_err(|(key, error)| error.context(place(path, key)))?;
     if let Some(index) = file
         .gpus
         .keys()
@@ -168,11 +167,9 @@ fn add_step(
     let first = gpus.first().copied().unwrap_or(0);
     let change = match trigger {
         None => {
-            for (key, value) in &step.changes {
-                for path in absolute_paths(key, &gpus).map_err(keyed(key))? {
-                    apply(&mut resolved.base, &path, value).map_err(keyed(key))?;
-                }
-            }
+            let values = step_values(step, &gpus)?;
+            apply_all(&mut resolved.base, &values)
+                .map_err(|(key, error)| (Some(key.to_owned()), error))?;
             None
         }
         Some(trigger) => {
@@ -200,11 +197,23 @@ fn later_values(
     for (path, value) in resolved.timed.iter().flat_map(|change| &change.values) {
         set_path(&mut trial, path, value.clone());
     }
+    let values = step_values(step, gpus)?;
+    apply_all(&mut trial, &values).map_err(|(key, error)| (Some(key.to_owned()), error))?;
+    Ok(values
+        .into_iter()
+        .map(|(path, _, value)| (path, value.clone()))
+        .collect())
+}
+
+/// Absolute paths, keys and values of a step's changes.
+fn step_values<'step>(
+    step: &'step Step,
+    gpus: &[u32],
+) -> Result<Vec<(String, &'step str, &'step Value)>, KeyedError> {
     let mut values = Vec::new();
     for (key, value) in &step.changes {
         for path in absolute_paths(key, gpus).map_err(keyed(key))? {
-            apply(&mut trial, &path, value).map_err(keyed(key))?;
-            values.push((path, value.clone()));
+            values.push((path, key.as_str(), value));
         }
     }
     Ok(values)
@@ -307,6 +316,26 @@ fn absolute_paths(key: &str, gpus: &[u32]) -> Result<Vec<String>> {
         .iter()
         .map(|gpu| format!("gpus.{gpu}{suffix}"))
         .collect())
+}
+
+/// Sets values, each with its absolute path and the key that its file gives it; an error comes with the key it is about.
+fn apply_all<'key>(
+    scenario: &mut Value,
+    values: &[(String, &'key str, &Value)],
+) -> Result<(), (&'key str, anyhow::Error)> {
+    let mut together = scenario.clone();
+    for (path, _, value) in values {
+        set_path(&mut together, path, (*value).clone());
+    }
+    // Checked once when all is well, because a check reads the whole scenario; one by one only to find the wrong one.
+    if let Ok(checked) = typed(&together).and_then(|typed| Ok(serde_json::to_value(typed)?)) {
+        *scenario = checked;
+        return Ok(());
+    }
+    for (path, key, value) in values {
+        apply(scenario, path, value).map_err(|error| (*key, error))?;
+    }
+    Ok(())
 }
 
 /// Sets a value and checks that the whole is still a scenario.
