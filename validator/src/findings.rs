@@ -262,6 +262,9 @@ pub enum ExitStatus {
 }
 
 impl Run {
+    /// [`Run::profile`] of a run without a profile.
+    pub const BUILT_IN_PROFILE: &str = "built-in";
+
     pub fn counts(&self) -> Counts {
         Counts::of(&self.findings)
     }

@@ -21,6 +21,8 @@ pub mod level;
 pub mod probe;
 pub mod profile;
 pub mod reference;
+#[deny(clippy::disallowed_methods)]
+pub mod report;
 #[cfg(test)]
 mod test_machine;
 pub mod worker;
