@@ -8,7 +8,12 @@ fn main() {
     let commit = std::env::var("GPU_VALIDATOR_COMMIT")
         .ok()
         .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
-    if let Some(log) = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]) {
+    if let Some(log) = git(&[
+        "rev-parse",
+        "--path-format=absolute",
+        "--git-path",
+        "logs/HEAD",
+    ]) {
         // A file that does not exist would make every build a changed one.
         if std::path::Path::new(&log).exists() {
             println!("cargo::rerun-if-changed={log}");

@@ -13,6 +13,8 @@
 mod check;
 #[deny(clippy::disallowed_methods)]
 mod checks;
+pub mod cli;
+mod commands;
 #[deny(clippy::disallowed_methods)]
 mod expect;
 pub mod facts;

@@ -29,9 +29,7 @@ pub(crate) const CHECK: Check = Check {
 
 fn judge(facts: &Facts, _: &Profile) -> Judgement {
     if let Some(reason) = &facts.interrupted {
-        return Ok(
-            Outcome::error(format!("the run ended early: {reason}")).remedy("run it again")
-        );
+        return Ok(Outcome::error(format!("the run ended early: {reason}")).remedy("run it again"));
     }
     if facts.gpus.is_empty() {
         return Ok(Outcome::error("no GPU was looked at: NVML listed none"));

@@ -83,11 +83,7 @@ impl Coverage {
 
 impl NotJudged {
     fn add(&mut self, finding: &Finding) {
-        match self
-            .checks
-            .iter_mut()
-            .find(|it| it.check == finding.check)
-        {
+        match self.checks.iter_mut().find(|it| it.check == finding.check) {
             Some(check) => check.subjects.push(finding.subject.clone()),
             None => self.checks.push(NotJudgedCheck {
                 check: finding.check.clone(),
@@ -107,7 +103,11 @@ impl NotJudged {
             .iter()
             .map(|it| match &it.subjects[..] {
                 [Subject::Host] => one_line(&it.check),
-                [subject] => format!("{} ({})", one_line(&it.check), one_line(&subject.to_string())),
+                [subject] => format!(
+                    "{} ({})",
+                    one_line(&it.check),
+                    one_line(&subject.to_string())
+                ),
                 subjects => format!(
                     "{} ({})",
                     one_line(&it.check),

@@ -79,9 +79,8 @@ pub struct FleetTotals {
 
 impl FleetTotals {
     pub fn of(entries: &[FleetEntry]) -> Self {
-        let count = |matches: &dyn Fn(&FleetEntry) -> bool| {
-            entries.iter().filter(|it| matches(it)).count()
-        };
+        let count =
+            |matches: &dyn Fn(&FleetEntry) -> bool| entries.iter().filter(|it| matches(it)).count();
         Self {
             files: entries.len(),
             pass: count(&|it| it.verdict == "pass"),

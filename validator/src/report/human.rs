@@ -110,11 +110,7 @@ impl Page {
     fn folded_skips(&mut self, groups: &[Vec<&Finding>]) {
         for group in groups {
             let names: Vec<String> = group.iter().map(|it| one_line(&it.check)).collect();
-            let text = format!(
-                "{}: {}",
-                one_line(&group[0].summary),
-                names.join(", ")
-            );
+            let text = format!("{}: {}", one_line(&group[0].summary), names.join(", "));
             let word = verdict_word(self.style, Verdict::Skip);
             let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
             let lines = wrapped(&text, &indent, WIDTH);
@@ -197,7 +193,10 @@ impl Page {
         let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
         if fault.subjects != [&Subject::Host] {
             for subject in &fault.subjects {
-                self.line(&format!("{indent}on        {}", one_line(&subject.to_string())));
+                self.line(&format!(
+                    "{indent}on        {}",
+                    one_line(&subject.to_string())
+                ));
             }
         }
         let details = [
@@ -357,14 +356,9 @@ fn fold_skips<'a>(findings: &[&'a Finding]) -> (Vec<Vec<&'a Finding>>, Vec<&'a F
     }
     groups.retain(|it| it.len() >= ALIKE);
     let folded = |finding: &&Finding| {
-        finding.verdict == Verdict::Skip
-            && groups.iter().any(|it| it[0].summary == finding.summary)
+        finding.verdict == Verdict::Skip && groups.iter().any(|it| it[0].summary == finding.summary)
     };
-    let others = findings
-        .iter()
-        .copied()
-        .filter(|it| !folded(it))
-        .collect();
+    let others = findings.iter().copied().filter(|it| !folded(it)).collect();
     (groups, others)
 }
 

@@ -70,7 +70,9 @@ fn write_faults(page: &mut String, run: &Run) {
     if faults.is_empty() {
         return;
     }
-    page.push_str("| | check | on | what | expected | observed | do |\n|---|---|---|---|---|---|---|\n");
+    page.push_str(
+        "| | check | on | what | expected | observed | do |\n|---|---|---|---|---|---|---|\n",
+    );
     for fault in &faults {
         let finding = fault.finding;
         let name = match documentation_url(&finding.check) {

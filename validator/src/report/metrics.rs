@@ -145,9 +145,11 @@ impl Page {
             reason = "bytes below 2^53 are exact, and no memory is larger"
         )]
         let values: [(&str, &str, Value); 8] = [
-            ("gpu_temperature_celsius", "Temperature of the GPU.", |gpu| {
-                Some(gpu.temperature.value()?.gpu_c.into())
-            }),
+            (
+                "gpu_temperature_celsius",
+                "Temperature of the GPU.",
+                |gpu| Some(gpu.temperature.value()?.gpu_c.into()),
+            ),
             (
                 "gpu_memory_temperature_celsius",
                 "Temperature of the GPU's memory.",
@@ -156,16 +158,12 @@ impl Page {
             ("gpu_power_watts", "Power draw of the GPU.", |gpu| {
                 Some(f64::from(gpu.power.value()?.draw_mw?) / 1000.0)
             }),
-            (
-                "gpu_power_limit_watts",
-                "Power limit in force.",
-                |gpu| Some(f64::from(gpu.power.value()?.limit_mw) / 1000.0),
-            ),
-            (
-                "gpu_memory_total_bytes",
-                "Memory of the GPU.",
-                |gpu| Some(gpu.memory.value()?.total_bytes as f64),
-            ),
+            ("gpu_power_limit_watts", "Power limit in force.", |gpu| {
+                Some(f64::from(gpu.power.value()?.limit_mw) / 1000.0)
+            }),
+            ("gpu_memory_total_bytes", "Memory of the GPU.", |gpu| {
+                Some(gpu.memory.value()?.total_bytes as f64)
+            }),
             (
                 "gpu_memory_used_bytes",
                 "Memory of the GPU in use.",
@@ -176,14 +174,10 @@ impl Page {
                 "Uncorrectable ECC errors since the driver was loaded.",
                 |gpu| Some(gpu.ecc_volatile.value()?.total_uncorrectable? as f64),
             ),
-            (
-                "gpu_nvlinks_active",
-                "Active NVLinks of the GPU.",
-                |gpu| {
-                    let links = gpu.nvlinks.value()?;
-                    Some(links.iter().filter(|it| it.active).count() as f64)
-                },
-            ),
+            ("gpu_nvlinks_active", "Active NVLinks of the GPU.", |gpu| {
+                let links = gpu.nvlinks.value()?;
+                Some(links.iter().filter(|it| it.active).count() as f64)
+            }),
         ];
         for (name, help, value) in values {
             let samples: Vec<(Labels<'_>, f64)> = run
