@@ -24,7 +24,10 @@ pub(crate) const CHECK: Check = Check {
     stage: Stage::Host,
     level: Level::Quick,
     judge: Judge::Host(judge),
-    documentation_url: "https://docs.nvidia.com/deploy/gpu-debug-guidelines/",
+    documentation_url: concat!(
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/CHECKS.md#run_complete"
+    ),
 };
 
 fn judge(facts: &Facts, _: &Profile) -> Judgement {

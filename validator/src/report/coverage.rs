@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::faults::gpu_count;
 use super::text::{counted, one_line};
 use crate::findings::{Finding, Run, Subject, Verdict};
 
@@ -96,23 +97,20 @@ impl NotJudged {
         self.checks.iter().map(|it| it.subjects.len()).sum()
     }
 
-    /// `ecc_mode (8 GPUs), device_nodes`.
-    pub(crate) fn names(&self) -> String {
+    /// `ecc_mode (8 GPUs), device_nodes, inforom on GPU-… (0000:3b:00.0)`; the only GPU of a run is not named.
+    pub(crate) fn names(&self, run: &Run) -> String {
+        let only_gpu = gpu_count(&run.findings) == 1;
         let names: Vec<String> = self
             .checks
             .iter()
-            .map(|it| match &it.subjects[..] {
-                [Subject::Host] => one_line(&it.check),
-                [subject] => format!(
-                    "{} ({})",
-                    one_line(&it.check),
-                    one_line(&subject.to_string())
-                ),
-                subjects => format!(
-                    "{} ({})",
-                    one_line(&it.check),
-                    counted(subjects.len(), "GPU")
-                ),
+            .map(|it| {
+                let check = one_line(&it.check);
+                match &it.subjects[..] {
+                    [Subject::Host] => check,
+                    [_] if only_gpu => check,
+                    [subject] => format!("{check} on {}", one_line(&subject.to_string())),
+                    subjects => format!("{check} ({})", counted(subjects.len(), "GPU")),
+                }
             })
             .collect();
         names.join(", ")
@@ -120,7 +118,7 @@ impl NotJudged {
 }
 
 /// Why it was not judged, without the name of the reading, so that one missing library is one reason.
-fn reason(finding: &Finding) -> String {
+pub(crate) fn reason(finding: &Finding) -> String {
     match finding.summary.split_once("could not be read: ") {
         Some((_, reason)) if !reason.is_empty() => reason.to_owned(),
         _ => finding.summary.clone(),

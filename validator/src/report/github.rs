@@ -1,7 +1,8 @@
 //! Annotations for GitHub Actions: workflow commands on stdout.
 
 use super::faults::faults;
-use super::text::counted;
+// What XML cannot carry, a log viewer should not get either.
+use super::text::{counted, xml};
 use super::verdict;
 use crate::findings::{ExitStatus, Run, Subject, Verdict};
 
@@ -18,14 +19,14 @@ pub fn github_annotations(run: &Run) -> String {
             .collect();
         for fault in of_kind.iter().take(ANNOTATIONS_SHOWN - 1) {
             let finding = fault.finding;
-            let mut message = finding.summary.clone();
+            let mut message = xml(&fault.summary());
             for (what, value) in [
                 ("expected", &finding.expected),
                 ("observed", &finding.observed),
                 ("remedy", &finding.remedy),
             ] {
                 if let Some(value) = value {
-                    message.push_str(&format!("\n{what}: {value}"));
+                    message.push_str(&format!("\n{what}: {}", xml(value)));
                 }
             }
             let subjects = match &fault.subjects[..] {
@@ -33,7 +34,12 @@ pub fn github_annotations(run: &Run) -> String {
                 [one] => one.to_string(),
                 many => counted(many.len(), "GPU"),
             };
-            let title = format!("{} ({subjects}): {}", finding.check, finding.verdict);
+            let checks = match &fault.checks[..] {
+                [one] => (*one).to_owned(),
+                [one, others @ ..] => format!("{one} and {}", counted(others.len(), "other check")),
+                [] => String::new(),
+            };
+            let title = format!("{checks} ({subjects}): {}", finding.verdict);
             commands.push_str(&annotation(command, run, &title, &message));
         }
         if of_kind.len() >= ANNOTATIONS_SHOWN {
@@ -65,7 +71,7 @@ fn annotation(command: &str, run: &Run, title: &str, message: &str) -> String {
     };
     format!(
         "::{command} {file}title={}::{}\n",
-        property(title),
+        property(&xml(title)),
         data(message)
     )
 }

@@ -3,9 +3,9 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
 
 use super::coverage::Coverage;
-use super::faults::{Fault, documentation_url, faults};
+use super::faults::{Fault, faults};
 use super::machine::{Machine, missing};
-use super::text::{counted, one_line};
+use super::text::{capitalized, counted, one_line};
 use super::verdict;
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 
@@ -34,7 +34,7 @@ pub fn html(run: &Run) -> String {
                     }
                     header class=(status_class(status)) {
                         h1 { @if simulated { "SIMULATED " } (verdict::word(status)) }
-                        p { (verdict::sentence(run)) "." }
+                        p { (capitalized(&verdict::sentence(run))) "." }
                         p.small { "exit code " (status as u8) }
                     }
                     (machine_table(&machine, run))
@@ -42,7 +42,7 @@ pub fn html(run: &Run) -> String {
                     (faults_list(run))
                     (gpu_matrix(run))
                     (host_table(run))
-                    (coverage_list(&Coverage::of(run)))
+                    (coverage_list(run))
                 }
             }
         }
@@ -113,17 +113,17 @@ fn fault_card(fault: &Fault<'_>) -> Markup {
     ];
     markup! {
         section class={ "fault " (class(finding.verdict)) } {
-            h3 { span.mark { (finding.verdict.to_string()) } " " (one_line(&finding.check)) }
-            p { (one_line(&finding.summary)) }
+            h3 { span.mark { (finding.verdict.to_string()) } " " (fault.names()) }
+            p { (capitalized(&fault.summary())) }
             dl {
-                @if fault.subjects != [&Subject::Host] {
+                @if !fault.subject_names().is_empty() {
                     dt { "on" }
-                    dd { @for subject in &fault.subjects { div { (one_line(&subject.to_string())) } } }
+                    dd { @for subject in fault.subject_names() { div { (subject) } } }
                 }
                 @for (what, value) in details {
                     @if let Some(value) = value { dt { (what) } dd { (one_line(value)) } }
                 }
-                @if let Some(url) = documentation_url(&finding.check) {
+                @if let Some(url) = fault.documentation_url() {
                     dt { "see" } dd { a href=(url) { (url) } }
                 }
             }
@@ -221,7 +221,8 @@ fn host_table(run: &Run) -> Markup {
     }
 }
 
-fn coverage_list(coverage: &Coverage) -> Markup {
+fn coverage_list(run: &Run) -> Markup {
+    let coverage = Coverage::of(run);
     markup! {
         h2 { "Coverage" }
         p { (coverage.sentence()) "." }
@@ -230,7 +231,7 @@ fn coverage_list(coverage: &Coverage) -> Markup {
                 @for group in &coverage.not_judged {
                     tr {
                         td class=(class(group.verdict)) { (group.verdict.to_string()) }
-                        td { (one_line(&group.reason)) div.small { (group.names()) } }
+                        td { (one_line(&group.reason)) div.small { (group.names(run)) } }
                     }
                 }
             }

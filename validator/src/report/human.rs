@@ -1,7 +1,7 @@
 //! The report for a person at a terminal or in a build log.
 
 use super::coverage::{Coverage, NotJudged};
-use super::faults::{Fault, documentation_url, faults};
+use super::faults::{Fault, faults};
 use super::machine::{Machine, missing};
 use super::text::{counted, one_line, wrapped};
 use super::verdict;
@@ -40,7 +40,7 @@ pub fn human(run: &Run, style: HumanStyle) -> String {
     report.gpus(run);
     report.faults(run);
     report.missing(run);
-    report.coverage(&Coverage::of(run));
+    report.coverage(run);
     report.verdict(run);
     report.text
 }
@@ -119,7 +119,7 @@ impl Page {
     }
 
     fn gpus(&mut self, run: &Run) {
-        let gpus = by_gpu(&run.findings);
+        let mut gpus = by_gpu(&run.findings);
         if gpus.is_empty() {
             return;
         }
@@ -135,40 +135,43 @@ impl Page {
             }
             return;
         }
+        let common = take_common(&mut gpus);
+        if !common.is_empty() {
+            self.line(&format!("all {}", counted(gpus.len(), "GPU")));
+            for finding in &common {
+                self.finding(finding);
+            }
+        }
         for group in alike(&gpus) {
-            self.gpu_group(&group);
+            self.gpu_group(&group, !common.is_empty());
         }
     }
 
-    /// GPUs about which every check says the same, good news folded.
-    fn gpu_group(&mut self, group: &[&(&GpuSubject, Vec<&Finding>)]) {
-        let (first_gpu, findings) = group[0];
+    /// GPUs about which every check says the same, good news folded. `further` is said where all GPUs have a fault.
+    fn gpu_group(&mut self, group: &[&(&GpuSubject, Vec<&Finding>)], further: bool) {
         let (good, not_good): (Vec<&Finding>, Vec<&Finding>) =
-            findings.iter().partition(|it| is_good(it.verdict));
+            group[0].1.iter().partition(|it| is_good(it.verdict));
+        let verdict = if good.iter().any(|it| it.verdict == Verdict::Pass) {
+            Verdict::Pass
+        } else {
+            Verdict::Skip
+        };
+        let word = verdict_word(self.style, verdict);
+        let good = good_in_words(&good);
         if not_good.is_empty() {
             let models = model_names(group);
-            self.line(&format!(
-                "  {}  {} x {models}: {}",
-                verdict_word(self.style, Verdict::Pass),
-                group.len(),
-                good_in_words(&good)
-            ));
+            let others = if further { "otherwise " } else { "" };
+            let number = group.len();
+            self.line(&format!("  {word}  {number} x {models}: {others}{good}"));
             return;
         }
-        self.line(&gpu_name(first_gpu));
-        for (gpu, _) in &group[1..] {
+        for (gpu, _) in group {
             self.line(&gpu_name(gpu));
         }
         for finding in not_good {
             self.finding(finding);
         }
-        if !good.is_empty() {
-            self.line(&format!(
-                "  {}  {}",
-                verdict_word(self.style, Verdict::Pass),
-                good_in_words(&good)
-            ));
-        }
+        self.line(&format!("  {word}  {good}"));
     }
 
     fn faults(&mut self, run: &Run) {
@@ -184,27 +187,23 @@ impl Page {
 
     fn fault(&mut self, fault: &Fault<'_>) {
         let finding = fault.finding;
+        let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
+        let names = wrapped(&fault.names(), &indent, WIDTH);
         self.line(&format!(
             "  {}  {}: {}",
             verdict_word(self.style, finding.verdict),
-            paint(self.style, Color::Bold, &one_line(&finding.check)),
-            one_line(&finding.summary)
+            paint(self.style, Color::Bold, names.trim_start()),
+            fault.summary()
         ));
-        let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-        if fault.subjects != [&Subject::Host] {
-            for subject in &fault.subjects {
-                self.line(&format!(
-                    "{indent}on        {}",
-                    one_line(&subject.to_string())
-                ));
-            }
+        for subject in fault.subject_names() {
+            self.line(&format!("{indent}on        {subject}"));
         }
         let details = [
             ("expected", finding.expected.as_deref()),
             ("observed", finding.observed.as_deref()),
             ("override", finding.overridden.as_deref()),
             ("do", finding.remedy.as_deref()),
-            ("see", documentation_url(&finding.check)),
+            ("see", fault.documentation_url()),
         ];
         for (what, value) in details {
             if let Some(value) = value {
@@ -224,21 +223,22 @@ impl Page {
         }
     }
 
-    fn coverage(&mut self, coverage: &Coverage) {
+    fn coverage(&mut self, run: &Run) {
+        let coverage = Coverage::of(run);
         self.heading(&format!("coverage: {}", coverage.sentence()));
         for group in &coverage.not_judged {
-            self.not_judged(group);
+            self.not_judged(run, group);
         }
     }
 
-    fn not_judged(&mut self, group: &NotJudged) {
+    fn not_judged(&mut self, run: &Run, group: &NotJudged) {
         self.line(&format!(
             "  {}  {}",
             verdict_word(self.style, group.verdict),
             one_line(&group.reason)
         ));
         let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-        self.line(&wrapped(&group.names(), &indent, WIDTH));
+        self.line(&wrapped(&group.names(run), &indent, WIDTH));
     }
 
     fn verdict(&mut self, run: &Run) {
@@ -272,16 +272,39 @@ fn is_good(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::Pass | Verdict::Skip)
 }
 
-/// `24 checks pass, 3 skipped`.
+/// `24 checks passed, 3 skipped`.
 fn good_in_words(findings: &[&Finding]) -> String {
     let passed = findings
         .iter()
         .filter(|it| it.verdict == Verdict::Pass)
         .count();
-    match findings.len() - passed {
-        0 => format!("{} passed", counted(passed, "check")),
-        skipped => format!("{} passed, {skipped} skipped", counted(passed, "check")),
+    match (passed, findings.len() - passed) {
+        (0, 0) => "nothing else was looked at".to_owned(),
+        (0, skipped) => format!("{} skipped", counted(skipped, "check")),
+        (passed, 0) => format!("{} passed", counted(passed, "check")),
+        (passed, skipped) => format!("{} passed, {skipped} skipped", counted(passed, "check")),
     }
+}
+
+/// Takes out the faults that all GPUs share word by word and returns those of the first.
+fn take_common<'a>(gpus: &mut [(&'a GpuSubject, Vec<&'a Finding>)]) -> Vec<&'a Finding> {
+    let (_, of_first) = &gpus[0];
+    let shared = |finding: &&Finding| {
+        !is_good(finding.verdict)
+            && gpus.iter().all(|(_, findings)| {
+                findings.iter().any(|it| {
+                    it.check == finding.check
+                        && it.verdict == finding.verdict
+                        && it.summary == finding.summary
+                        && it.overridden == finding.overridden
+                })
+            })
+    };
+    let common: Vec<&Finding> = of_first.iter().copied().filter(shared).collect();
+    for (_, findings) in gpus {
+        findings.retain(|it| !common.iter().any(|common| common.check == it.check));
+    }
+    common
 }
 
 fn model_names(group: &[&(&GpuSubject, Vec<&Finding>)]) -> String {

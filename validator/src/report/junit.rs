@@ -173,7 +173,8 @@ fn details(finding: &Finding) -> String {
         ("remedy: ", finding.remedy.as_deref()),
         (
             "documentation: ",
-            documentation_url(&finding.check).filter(|_| finding.verdict != Verdict::Pass),
+            documentation_url(&finding.check)
+                .filter(|_| !matches!(finding.verdict, Verdict::Pass | Verdict::Skip)),
         ),
     ];
     let lines: Vec<String> = parts
@@ -200,7 +201,7 @@ fn machine_text(run: &Run) -> String {
             "{}: {}: {}",
             group.verdict,
             group.reason,
-            group.names()
+            group.names(run)
         ));
     }
     lines.push(format!(

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use super::coverage::Coverage;
-use super::faults::{documentation_url, faults};
+use super::faults::faults;
 use super::machine::{Machine, missing};
-use super::text::{counted, markdown as escaped};
+use super::text::{capitalized, counted, markdown as escaped};
 use super::verdict;
 use crate::findings::{Run, Subject, Verdict};
 
@@ -27,7 +27,7 @@ pub fn markdown(run: &Run) -> String {
     for banner in verdict::banners(run) {
         let _ = writeln!(page, "> **{}**\n", escaped(&banner));
     }
-    let sentence = escaped(&verdict::sentence(run));
+    let sentence = escaped(&capitalized(&verdict::sentence(run)));
     let _ = writeln!(page, "{sentence} (exit code {}).\n", status as u8);
     for (what, value) in Machine::of(&run.facts).lines() {
         let _ = writeln!(page, "- {what}: {}", escaped(&value));
@@ -75,17 +75,17 @@ fn write_faults(page: &mut String, run: &Run) {
     );
     for fault in &faults {
         let finding = fault.finding;
-        let name = match documentation_url(&finding.check) {
+        let name = match fault.documentation_url() {
             Some(url) => format!("[{}]({url})", escaped(&finding.check)),
-            None => escaped(&finding.check),
+            None => escaped(&fault.names()),
         };
-        let subjects: Vec<String> = fault
-            .subjects
-            .iter()
-            .map(|it| escaped(&it.to_string()))
-            .collect();
+        let mut subjects: Vec<String> =
+            fault.subject_names().iter().map(|it| escaped(it)).collect();
+        if subjects.is_empty() {
+            subjects.push("host".to_owned());
+        }
         let cell = |value: &Option<String>| value.as_deref().map(escaped).unwrap_or_default();
-        let mut what = escaped(&finding.summary);
+        let mut what = escaped(&fault.summary());
         if let Some(overridden) = &finding.overridden {
             let _ = write!(what, "<br>{}", escaped(overridden));
         }
@@ -115,7 +115,7 @@ fn write_coverage(page: &mut String, run: &Run) {
             "- {}: {}: {}",
             group.verdict,
             escaped(&group.reason),
-            escaped(&group.names())
+            escaped(&group.names(run))
         );
     }
     page.push_str("\n</details>\n\n");

@@ -7,6 +7,8 @@ mod coverage;
 mod faults;
 mod fleet;
 mod github;
+#[cfg(test)]
+mod golden;
 mod html;
 mod human;
 mod json;

@@ -77,6 +77,14 @@ pub(crate) fn markdown(text: &str) -> String {
     escaped
 }
 
+/// The text as a sentence begins.
+pub(crate) fn capitalized(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(characters).collect()
+    })
+}
+
 /// Whether `count` things are one or many: `1 check`, `2 checks`.
 pub(crate) fn counted(count: usize, thing: &str) -> String {
     if count == 1 {
@@ -86,13 +94,14 @@ pub(crate) fn counted(count: usize, thing: &str) -> String {
     }
 }
 
-/// Wraps `words` at `width` columns; every line begins with `indent`.
+/// Wraps `text` at `width` columns; every line begins with `indent`, and none with a command (see [`one_line`]).
 pub(crate) fn wrapped(text: &str, indent: &str, width: usize) -> String {
     let mut lines = String::new();
     let mut column = 0;
     for word in text.split(' ') {
         let length = word.chars().count();
-        if column == 0 || column + 1 + length > width {
+        let too_long = column + 1 + length > width;
+        if column == 0 || (too_long && !word.starts_with("::")) {
             if column > 0 {
                 lines.push('\n');
             }
