@@ -1,1 +1,4 @@
 //! The integration tests: the release binary on simulated nodes and recorded facts.
+
+mod ssh;
+mod xtask;

@@ -1,2 +1,87 @@
 //! `cargo xtask <task>`: everything a developer or an image builder runs.
-fn main() {}
+
+mod ci;
+mod codegen;
+mod debian_userland;
+mod dist;
+mod fuzz;
+mod glibc_floor;
+mod interrupts;
+mod junit_readers;
+mod simulate;
+mod tools;
+mod validate_ami;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, drives and checks gpu-validator.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct CommandLine {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    ValidateAmi(validate_ami::Arguments),
+    Dist(dist::Arguments),
+    Simulate(simulate::Arguments),
+    Codegen(codegen::Arguments),
+    Ci(ci::Arguments),
+    JunitReaders(junit_readers::Arguments),
+    Fuzz(fuzz::Arguments),
+    Tools(tools::Arguments),
+}
+
+/// What the shell sees when the arguments themselves are wrong; the validator uses the same number.
+const EXIT_CODE_BAD_INPUT: u8 = 3;
+
+fn main() -> ExitCode {
+    let command_line = match CommandLine::try_parse() {
+        Ok(command_line) => command_line,
+        Err(error) => {
+            // Nothing is left to do when the terminal is gone.
+            let _ = error.print();
+            let code = if error.use_stderr() {
+                EXIT_CODE_BAD_INPUT
+            } else {
+                0
+            };
+            return ExitCode::from(code);
+        }
+    };
+    let outcome = match command_line.task {
+        Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
+        Task::Simulate(arguments) => return simulate::run(&arguments),
+        Task::Dist(arguments) => dist::run(&arguments),
+        Task::Codegen(arguments) => codegen::run(&arguments),
+        Task::Ci(arguments) => return ci::run(&arguments).unwrap_or_else(failed),
+        Task::JunitReaders(arguments) => junit_readers::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
+        Task::Tools(arguments) => tools::run(&arguments),
+    };
+    outcome.map_or_else(failed, |()| ExitCode::SUCCESS)
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "it takes the place of a closure over a Result"
+)]
+fn failed(error: anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::CommandLine::command().debug_assert();
+    }
+}

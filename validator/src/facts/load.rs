@@ -13,6 +13,10 @@ use super::Reading;
 pub struct LoadFacts {
     /// The small verified kernel, by GPU UUID.
     pub cuda_kernel: BTreeMap<String, Reading<KernelRun>>,
+    /// The burn, by GPU UUID; empty where none was asked for.
+    pub burn: BTreeMap<String, Reading<BurnRun>>,
+    /// What NVML's sensors showed while the burn ran, by GPU UUID.
+    pub sensors: BTreeMap<String, SensorLog>,
 }
 
 /// How a worker process ended.
@@ -58,4 +62,197 @@ pub struct ValueMismatch {
     /// Bits as hex: `0x3f800000`.
     pub expected: String,
     pub observed: String,
+}
+
+/// A burn of one GPU: what it was asked to do, what it did, and whether the numbers were right.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BurnRun {
+    pub end: WorkerEnd,
+    pub engine: BurnEngine,
+    /// Why this engine, and what was found of the other, in one line.
+    pub engine_choice: String,
+    /// Seed of the operands: the same seed gives the same bits on every GPU of a model.
+    pub seed: u64,
+    /// Seconds that were asked for, and for which products ran.
+    pub requested_s: f64,
+    pub measured_s: f64,
+    /// From the start of the worker process to the first product in flight, in milliseconds.
+    pub start_to_load_ms: f64,
+    /// From the last product to memory freed, in milliseconds; `None` when the worker did not get there.
+    pub stop_ms: Option<f64>,
+    /// Free memory of the GPU before the burn, and what of it was written and read back every sweep, in bytes.
+    pub memory_free_bytes: u64,
+    pub memory_used_bytes: u64,
+    /// What had to be made smaller, and why.
+    pub notes: Vec<String>,
+    pub precisions: Vec<PrecisionRun>,
+    /// `--inject` flipped bits on purpose: the mismatches are ours.
+    pub injected: u64,
+}
+
+/// Who multiplies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BurnEngine {
+    /// The embedded kernels, by the architecture that they are built for: `sm_90a`.
+    Ptx { kernels: String },
+    /// cuBLASLt, by the path of the library and its version.
+    Cublaslt { library: String, version: String },
+}
+
+/// An operand precision of a burn, in NVIDIA's names.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    Fp64,
+    Fp32,
+    Tf32,
+    Bf16,
+    Fp16,
+    Int8,
+    Fp8,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Fp64 => "fp64",
+            Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+        })
+    }
+}
+
+/// The products of one precision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrecisionRun {
+    pub precision: Precision,
+    /// The product is `m` x `n`, over `k`.
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Products that ended, and those of them whose every element was compared with the reference.
+    pub products: u64,
+    pub products_verified: u64,
+    /// Time of the products on the GPU, in seconds, by its own events.
+    pub gpu_time_s: f64,
+    /// 2 x m x n x k x products over `gpu_time_s`, in 1e12 operations a second.
+    pub tflops: f64,
+    /// The same over successive intervals of about half a second, warm-up included.
+    pub tflops_intervals: Vec<f32>,
+    pub reference: ReferenceProof,
+    /// Results (blocks of elements) that differ from the reference, and results that are not finite.
+    pub mismatches: u64,
+    pub nonfinite: u64,
+    /// The first mismatches, at most eight, element by element.
+    pub examples: Vec<ElementMismatch>,
+}
+
+/// How it is known that the reference product is right, apart from the path that is tested.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReferenceProof {
+    /// A checksum over the reference's bits, as hex: GPUs of one model with one seed must agree.
+    pub checksum: String,
+    /// Exact integer operands gave the product that the host computed: rows compared, and elements that differed.
+    pub exact_rows: u32,
+    pub exact_mismatches: u64,
+    /// Freivalds' check in FP64 with random vectors: the largest residual as a multiple of the rounding bound (at most 1
+    /// is right), and how many vectors.
+    pub freivalds_vectors: u32,
+    pub freivalds_worst: f64,
+    /// Sampled rows computed on the host: elements compared, and the largest error as a multiple of the bound.
+    pub sampled_elements: u64,
+    pub sampled_worst: f64,
+    /// The other engine's product of the same operands: elements that lie outside the bound; `None` without one.
+    pub second_engine_mismatches: Option<u64>,
+}
+
+/// One wrong element.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ElementMismatch {
+    pub row: u32,
+    pub column: u32,
+    /// Bits as hex.
+    pub expected: String,
+    pub observed: String,
+    /// How many bits differ.
+    pub flipped_bits: u32,
+    /// The multiprocessor that computed it, where the engine knows.
+    pub sm: Option<u32>,
+    /// Which sweep over the memory, counted from 0.
+    pub sweep: u64,
+    /// Reading the same memory again gave the right bits: a transient read error.
+    pub right_when_read_again: Option<bool>,
+    /// Computing the product again gave the right bits: a transient compute error; if not, it is stuck.
+    pub right_when_computed_again: Option<bool>,
+}
+
+/// NVML's sensors of one GPU during load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SensorLog {
+    /// The limit in force when the load began, in milliwatts.
+    pub power_limit_mw: Option<u32>,
+    pub samples: Vec<SensorSample>,
+    pub before: LoadCounters,
+    pub after: LoadCounters,
+    /// Xids that the kernel log gained during the load and that name this GPU's PCI address.
+    pub xids: Vec<u32>,
+    /// Why sampling ended early, if it did.
+    pub trouble: Option<String>,
+}
+
+/// One look at the sensors. Arrays would be smaller still, but names are read by people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SensorSample {
+    /// Seconds since the load began; negative before the first product.
+    pub t: f32,
+    /// Milliwatts, averaged by the driver or instantaneous as the GPU has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_mw: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_mhz: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mhz: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_c: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_c: Option<i32>,
+    /// [`super::ClocksEventReasons`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasons: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization_percent: Option<u32>,
+}
+
+/// Counters that a load must not move.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoadCounters {
+    pub ecc_volatile: Reading<super::EccErrors>,
+    pub pcie_replays: Reading<u64>,
+    pub row_remapping: Reading<super::RowRemapping>,
+    pub retired_pages: Reading<super::RetiredPages>,
+    pub violations: Reading<super::ViolationTimes>,
 }

@@ -24,3 +24,8 @@ static CUDA_ERRORS: LazyLock<Vec<CudaErrorExplanation>> = LazyLock::new(|| {
 pub fn explain_cuda_error(code: u32) -> Option<&'static CudaErrorExplanation> {
     CUDA_ERRORS.iter().find(|row| row.code == code)
 }
+
+#[cfg(test)]
+pub(super) fn cuda_errors() -> &'static [CudaErrorExplanation] {
+    &CUDA_ERRORS
+}

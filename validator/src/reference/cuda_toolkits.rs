@@ -16,6 +16,7 @@ struct Tables {
     sources: std::collections::BTreeMap<String, String>,
     minor_version_minimums: Vec<MinorVersionMinimum>,
     toolkits: Vec<CudaToolkitRow>,
+    architectures: Vec<ArchitectureRow>,
     driver_branches: Vec<DriverBranchRow>,
     compat_packages: Vec<CompatPackageRow>,
 }
@@ -36,7 +37,9 @@ pub struct CudaToolkitRow {
     /// The driver that the release came with.
     pub driver: DriverVersion,
     /// The oldest and newest GPU architectures that its compiler and libraries target.
+    #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability_minimum: ComputeCapability,
+    #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability_maximum: ComputeCapability,
 }
 
@@ -50,7 +53,37 @@ pub struct DriverBranchRow {
     /// A base for forward compatibility; other branches are at the end of their life for that purpose.
     pub forward_compatibility_base: bool,
     /// The oldest architecture that the branch supports.
+    #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability_minimum: ComputeCapability,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArchitectureRow {
+    #[serde(deserialize_with = "super::compute_capability")]
+    compute_capability: ComputeCapability,
+    /// The first toolkit that compiles for it.
+    first: CudaVersion,
+    /// The last one; none when the newest toolkit still does.
+    #[serde(default)]
+    last: Option<CudaVersion>,
+    /// Of a system on chip; its machine code is for it alone.
+    #[serde(default)]
+    integrated: bool,
+}
+
+/// How what a toolkit builds runs on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchitectureSupport {
+    /// The toolkit compiles for the GPU's architecture.
+    Native,
+    /// It does not, but machine code for an older architecture of the same major version runs on it; libraries tuned for
+    /// the newer architecture do not exist.
+    OlderMachineCode(ComputeCapability),
+    /// No machine code of this toolkit runs on the GPU; only PTX that the driver compiles does.
+    PtxOnly,
+    /// The toolkit gave the architecture up, in compiler and libraries.
+    Dropped,
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,6 +138,69 @@ pub fn cuda_toolkit(version: CudaVersion) -> Option<&'static CudaToolkitRow> {
         .find(|row| row.version.update.unwrap_or(0) <= wanted)
         .or(rows.first())
         .copied()
+}
+
+/// How what the toolkit of this version builds runs on a GPU of this architecture.
+pub fn architecture_support(
+    toolkit: CudaVersion,
+    architecture: ComputeCapability,
+) -> ArchitectureSupport {
+    let version = (toolkit.major, toolkit.minor);
+    let targets: Vec<&ArchitectureRow> = TABLES
+        .architectures
+        .iter()
+        .filter(|row| (row.first.major, row.first.minor) <= version)
+        .filter(|row| {
+            row.last
+                .is_none_or(|last| version <= (last.major, last.minor))
+        })
+        .collect();
+    if targets
+        .iter()
+        .any(|row| row.compute_capability == architecture)
+    {
+        return ArchitectureSupport::Native;
+    }
+    if targets
+        .iter()
+        .all(|row| row.compute_capability > architecture)
+    {
+        return ArchitectureSupport::Dropped;
+    }
+    targets
+        .into_iter()
+        .filter(|row| !row.integrated)
+        .map(|row| row.compute_capability)
+        .filter(|target| target.major == architecture.major && target.minor < architecture.minor)
+        .max()
+        .map_or(
+            ArchitectureSupport::PtxOnly,
+            ArchitectureSupport::OlderMachineCode,
+        )
+}
+
+/// All toolkits, oldest first.
+pub fn cuda_toolkits() -> &'static [CudaToolkitRow] {
+    &TABLES.toolkits
+}
+
+/// All driver branches, oldest first.
+pub fn driver_branches() -> &'static [DriverBranchRow] {
+    &TABLES.driver_branches
+}
+
+/// The oldest driver branch that can know GPUs of this architecture: the one that came with the first toolkit for it.
+/// The GPU itself may need a newer one.
+pub fn oldest_driver_branch(architecture: ComputeCapability) -> Option<u32> {
+    let row = TABLES
+        .architectures
+        .iter()
+        .find(|row| row.compute_capability == architecture)?;
+    TABLES
+        .driver_branches
+        .iter()
+        .find(|branch| branch.cuda >= row.first)
+        .map(|branch| branch.branch)
 }
 
 /// The row of this driver branch.

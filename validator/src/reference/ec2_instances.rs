@@ -10,12 +10,14 @@ use serde::Deserialize;
 pub struct Ec2InstanceRow {
     /// `p5.48xlarge`.
     pub instance_type: String,
-    /// [`super::GpuModel::name`].
-    pub gpu_model: String,
+    /// [`super::GpuModel::name`]; `None` where no source says.
+    #[serde(default)]
+    pub gpu_model: Option<String>,
     pub gpu_count: u32,
     /// NVSwitches are in the instance, so fabric manager must run (the switches may be hidden from the guest).
     pub fabric_manager: bool,
     /// NVLinks of each GPU that the instance connects; `None` where no source says.
+    #[serde(default)]
     pub nvlinks: Option<u32>,
     pub source: String,
 }
@@ -30,4 +32,9 @@ pub fn ec2_instance(instance_type: &str) -> Option<&'static Ec2InstanceRow> {
     EC2_INSTANCES
         .iter()
         .find(|row| row.instance_type == instance_type)
+}
+
+/// All instance types with NVIDIA GPUs.
+pub fn ec2_instances() -> &'static [Ec2InstanceRow] {
+    &EC2_INSTANCES
 }

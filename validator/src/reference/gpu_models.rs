@@ -12,20 +12,33 @@ use crate::facts::{ComputeCapability, KernelModuleFlavor};
 pub struct GpuModel {
     /// The short name that tables use: `H200 SXM`.
     pub name: String,
-    /// Product names as NVML gives them.
+    /// Product names as NVML gives them; older drivers leave out the leading `NVIDIA `.
     pub product_names: Vec<String>,
     /// PCI device ids; several models may share one (A16 and A2 do), so the product name decides first.
     pub pci_device_ids: Vec<u16>,
+    #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability: ComputeCapability,
-    /// The least total memory that NVML reports on a healthy card, in MiB.
-    pub memory_minimum_mib: u64,
-    pub pcie_generation: u32,
-    /// Lanes.
-    pub pcie_width: u32,
+    /// Total memory as `nvidia-smi` shows it, in MiB; judge by [`GpuModel::memory_minimum_mib`].
+    #[serde(default)]
+    pub memory_mib: Option<u64>,
+    /// What the card can do by its data sheet; boards and clouds often connect less.
+    #[serde(default)]
+    pub pcie_generation: Option<u32>,
+    /// Lanes that the card has.
+    #[serde(default)]
+    pub pcie_width: Option<u32>,
+    /// The least link with which NVIDIA's own diagnostics (DCGM) are content.
+    #[serde(default)]
+    pub pcie_floor: Option<PcieFloor>,
     /// NVLinks of the GPU; boards and virtual machines may connect fewer.
-    pub nvlinks: u32,
+    #[serde(default)]
+    pub nvlinks: Option<u32>,
+    /// A board of eight such GPUs connects all NVLinks of each of them.
+    #[serde(default)]
+    pub whole_board_nvlinks: bool,
     /// Default power limit in watts.
-    pub power_limit_w: u32,
+    #[serde(default)]
+    pub power_limit_w: Option<u32>,
     pub kernel_module: KernelModuleSupport,
     /// Memory with ECC.
     pub ecc: bool,
@@ -37,9 +50,20 @@ pub struct GpuModel {
     /// Dense peak rates in TFLOP/s (or TOP/s) by precision (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`).
     pub peak_tflops: std::collections::BTreeMap<String, f64>,
     /// Memory bandwidth in GB/s.
-    pub memory_bandwidth_gbs: f64,
+    #[serde(default)]
+    pub memory_bandwidth_gbs: Option<f64>,
     /// Where the row comes from.
     pub source: String,
+}
+
+/// The least PCIe link that is not a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PcieFloor {
+    #[serde(default)]
+    pub generation: Option<u32>,
+    /// Lanes.
+    pub width: u32,
 }
 
 /// Which kernel module flavours support a GPU.
@@ -52,6 +76,14 @@ pub enum KernelModuleSupport {
 }
 
 impl KernelModuleSupport {
+    /// This flavour and no other.
+    pub fn only(flavor: KernelModuleFlavor) -> Self {
+        match flavor {
+            KernelModuleFlavor::Open => Self::OpenOnly,
+            KernelModuleFlavor::Proprietary => Self::ProprietaryOnly,
+        }
+    }
+
     pub fn supports(self, flavor: KernelModuleFlavor) -> bool {
         match self {
             Self::OpenOnly => flavor == KernelModuleFlavor::Open,
@@ -66,6 +98,26 @@ static GPU_MODELS: LazyLock<Vec<GpuModel>> = LazyLock::new(|| {
         .expect("a test parses the embedded table")
 });
 
+impl GpuModel {
+    /// The least total memory that a healthy card shows, in MiB.
+    ///
+    /// 97 % of the usual total: older drivers leave out what they reserve (a T4 shows 15360 or 15079 MiB, an L4 23034 or
+    /// 22491), while losing a memory stack or getting the smaller variant costs a sixth and more.
+    pub fn memory_minimum_mib(&self) -> Option<u64> {
+        self.memory_mib.map(|total| total * 97 / 100)
+    }
+
+    /// The product name is one of this model's, with or without the leading `NVIDIA ` that drivers since 470 add.
+    pub fn is_named(&self, product_name: &str) -> bool {
+        fn bare(name: &str) -> &str {
+            name.strip_prefix("NVIDIA ").unwrap_or(name)
+        }
+        self.product_names
+            .iter()
+            .any(|it| bare(it) == bare(product_name))
+    }
+}
+
 /// All models.
 pub fn gpu_models() -> &'static [GpuModel] {
     &GPU_MODELS
@@ -76,11 +128,7 @@ pub fn gpu_model(
     product_name: Option<&str>,
     pci_device_id: Option<u16>,
 ) -> Option<&'static GpuModel> {
-    let by_name = |name: &str| {
-        GPU_MODELS
-            .iter()
-            .find(|model| model.product_names.iter().any(|it| it == name))
-    };
+    let by_name = |name: &str| GPU_MODELS.iter().find(|model| model.is_named(name));
     let by_id = |id: u16| {
         let mut models = GPU_MODELS
             .iter()

@@ -9,10 +9,35 @@ mod xids;
 
 pub use cuda_errors::{CudaErrorExplanation, explain_cuda_error};
 pub use cuda_toolkits::{
-    CompatVerdict, CudaToolkitRow, DriverBranchRow, compat_verdict, cuda_toolkit, driver_branch,
-    minor_version_minimum,
+    ArchitectureSupport, CompatVerdict, CudaToolkitRow, DriverBranchRow, architecture_support,
+    compat_verdict, cuda_toolkit, cuda_toolkits, driver_branch, driver_branches,
+    minor_version_minimum, oldest_driver_branch,
 };
 pub use driver_version::DriverVersion;
-pub use ec2_instances::{Ec2InstanceRow, ec2_instance};
-pub use gpu_models::{GpuModel, KernelModuleSupport, gpu_model, gpu_models};
-pub use xids::{Xid, XidClass, xid};
+pub use ec2_instances::{Ec2InstanceRow, ec2_instance, ec2_instances};
+pub use gpu_models::{GpuModel, KernelModuleSupport, PcieFloor, gpu_model, gpu_models};
+pub use xids::{Xid, XidClass, xid, xids};
+
+use serde::Deserialize;
+
+use crate::facts::ComputeCapability;
+
+/// Tables write a compute capability as people do: `"9.0"`.
+fn compute_capability<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ComputeCapability, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parse = || {
+        let (major, minor) = text.split_once('.')?;
+        Some(ComputeCapability {
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
+    };
+    parse().ok_or_else(|| {
+        serde::de::Error::custom(format!("`{text}` is not a compute capability like 9.0"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

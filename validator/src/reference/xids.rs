@@ -11,7 +11,7 @@ pub struct Xid {
     pub number: u32,
     pub name: String,
     pub class: XidClass,
-    /// NVIDIA's immediate resolution, as its catalogue names it: `RESET_GPU`.
+    /// NVIDIA's immediate resolution, as its catalogue names it: `RESET_GPU`; `NONE_PUBLISHED` where it names none.
     pub resolution: String,
     /// What a person should do.
     pub remedy: String,
@@ -52,4 +52,9 @@ static XIDS: LazyLock<Vec<Xid>> = LazyLock::new(|| {
 /// The row of this Xid.
 pub fn xid(number: u32) -> Option<&'static Xid> {
     XIDS.iter().find(|row| row.number == number)
+}
+
+/// All Xids of the table, by number.
+pub fn xids() -> &'static [Xid] {
+    &XIDS
 }

@@ -1,0 +1,273 @@
+//! The driver's state in this process: visible devices, contexts, and what every call does first.
+
+use super::objects::Context;
+use super::result::{
+    CuResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, UNKNOWN,
+};
+use crate::gpu::{CudaCall, Gpu};
+use crate::node::{Node, misbehave};
+use crate::scenario::KernelModule;
+use crate::state::ProcessSlot;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What `?` returns out of an API function.
+pub(super) type Outcome<T = ()> = Result<T, CuResult>;
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+/// The driver after `cuInit`.
+pub(super) struct Driver {
+    pub(super) node: &'static Node,
+    /// GPUs by CUDA ordinal, as indexes into the scenario's list.
+    pub(super) devices: Vec<usize>,
+    primary_contexts: Mutex<HashMap<usize, Arc<Context>>>,
+    /// Every context that was not destroyed, by handle.
+    contexts: Mutex<HashMap<usize, Arc<Context>>>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs an API function that needs `cuInit` to have succeeded.
+pub(super) fn call(name: &str, body: impl FnOnce(&'static Driver) -> Outcome) -> CuResult {
+    guarded(name, || body(DRIVER.get().ok_or(NOT_INITIALIZED)?))
+}
+
+/// Runs an API function that works before `cuInit`, too. A bug of the simulator must end as an error, not unwind into C.
+pub(super) fn guarded(name: &str, body: impl FnOnce() -> Outcome) -> CuResult {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let node = Node::of_this_process().map_err(|_| UNKNOWN)?;
+        if let Some(code) = misbehave(&node.scenario().cuda, name) {
+            return if code == SUCCESS { Ok(()) } else { Err(code) };
+        }
+        body()
+    }));
+    match outcome {
+        Ok(Ok(())) => SUCCESS,
+        Ok(Err(code)) => code,
+        Err(_) => UNKNOWN,
+    }
+}
+
+/// `cuInit`. It may be called again; a failure may be mended in between, so it is not remembered.
+pub(super) fn init() -> Outcome {
+    if DRIVER.get().is_some() {
+        return Ok(());
+    }
+    let node = Node::of_this_process().map_err(|_| UNKNOWN)?;
+    let scenario = node.scenario();
+    if scenario.driver.kernel_module == KernelModule::NotLoaded {
+        return Err(NO_DEVICE);
+    }
+    if scenario.cuda.init_error != SUCCESS {
+        return Err(scenario.cuda.init_error);
+    }
+    let present: Vec<usize> = (0..scenario.gpus.len())
+        .filter(|index| scenario.gpus[*index].visible_to.cuda && !scenario.gpus[*index].lost)
+        .collect();
+    let devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => visible_devices(&list, &present, &scenario.gpus),
+        Err(_) => present,
+    };
+    if devices.is_empty() {
+        return Err(NO_DEVICE);
+    }
+    DRIVER.get_or_init(|| Driver {
+        node,
+        devices,
+        primary_contexts: Mutex::default(),
+        contexts: Mutex::default(),
+    });
+    Ok(())
+}
+
+/// `CUDA_VISIBLE_DEVICES`: ordinals or UUIDs (a prefix will do); the list ends at the first entry that names nothing, and
+/// an entry that stands twice leaves no device at all, as the real driver has it.
+fn visible_devices(list: &str, present: &[usize], gpus: &[Gpu]) -> Vec<usize> {
+    let mut devices = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let found = if entry.starts_with("GPU-") {
+            let mut matching = present
+                .iter()
+                .filter(|index| gpus[**index].uuid.starts_with(entry));
+            matching.next().filter(|_| matching.next().is_none())
+        } else {
+            entry
+                .parse::<usize>()
+                .ok()
+                .and_then(|ordinal| present.get(ordinal))
+        };
+        let Some(&index) = found else { break };
+        if devices.contains(&index) {
+            return Vec::new();
+        }
+        devices.push(index);
+    }
+    devices
+}
+
+impl Driver {
+    /// The GPU of a CUDA ordinal, as an index into the scenario's list.
+    pub(super) fn gpu_index(&self, ordinal: i32) -> Outcome<usize> {
+        let ordinal = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
+        self.devices.get(ordinal).copied().ok_or(INVALID_DEVICE)
+    }
+
+    pub(super) fn ordinal_of(&self, gpu: usize) -> i32 {
+        let position = self
+            .devices
+            .iter()
+            .position(|index| *index == gpu)
+            .unwrap_or(0);
+        i32::try_from(position).unwrap_or(0)
+    }
+
+    /// This GPU's values as they are now.
+    pub(super) fn with_gpu<T>(&self, gpu: usize, look: impl FnOnce(&Gpu) -> T) -> T {
+        look(&self.node.scenario().gpus[gpu])
+    }
+
+    /// This process's entry on the GPU.
+    pub(super) fn slot(&self, gpu: usize) -> Outcome<&'static ProcessSlot> {
+        self.node
+            .state()
+            .gpu(gpu)
+            .attach()
+            .ok_or(super::result::OUT_OF_MEMORY)
+    }
+
+    pub(super) fn primary_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {
+        let mut primary = lock(&self.primary_contexts);
+        if let Some(context) = primary.get(&gpu) {
+            return Ok(Arc::clone(context));
+        }
+        let context = self.create_context(gpu)?;
+        primary.insert(gpu, Arc::clone(&context));
+        Ok(context)
+    }
+
+    pub(super) fn release_primary_context(&self, gpu: usize) {
+        if let Some(context) = lock(&self.primary_contexts).remove(&gpu) {
+            self.destroy_context(&context);
+        }
+    }
+
+    pub(super) fn primary_context_is_active(&self, gpu: usize) -> bool {
+        lock(&self.primary_contexts).contains_key(&gpu)
+    }
+
+    pub(super) fn create_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {
+        self.injected_error(gpu, CudaCall::ContextCreation)?;
+        let slot = self.slot(gpu)?;
+        slot.open_context();
+        let context = Arc::new(Context::new(gpu));
+        lock(&self.contexts).insert(context.handle(), Arc::clone(&context));
+        Ok(context)
+    }
+
+    pub(super) fn destroy_context(&self, context: &Arc<Context>) {
+        if lock(&self.contexts).remove(&context.handle()).is_none() {
+            return;
+        }
+        CURRENT.with_borrow_mut(|stack| stack.retain(|it| !Arc::ptr_eq(it, context)));
+        super::memory::free_all(context.handle());
+        if let Some(slot) = self.node.state().gpu(context.gpu).attach()
+            && slot.close_context() == 0
+        {
+            slot.detach();
+        }
+    }
+
+    pub(super) fn context(&self, handle: usize) -> Outcome<Arc<Context>> {
+        lock(&self.contexts)
+            .get(&handle)
+            .cloned()
+            .ok_or(INVALID_CONTEXT)
+    }
+
+    /// The current context, if no sticky error has poisoned it and its GPU is still there.
+    pub(super) fn current(&self) -> Outcome<Arc<Context>> {
+        let context = CURRENT
+            .with_borrow(|stack| stack.last().cloned())
+            .ok_or(INVALID_CONTEXT)?;
+        match context.sticky_error() {
+            SUCCESS => {}
+            code => return Err(code),
+        }
+        if self.with_gpu(context.gpu, |gpu| gpu.lost) {
+            return Err(context.poison(UNKNOWN));
+        }
+        Ok(context)
+    }
+
+    /// The error that the scenario wants from this kind of call on the GPU, if it does.
+    pub(super) fn injected_error(&self, gpu: usize, call: CudaCall) -> Outcome {
+        self.with_gpu(gpu, |values| match &values.cuda_error {
+            Some(error) if error.from == call => Err((error.code, error.sticky)),
+            _ => Ok(()),
+        })
+        .map_err(|(code, sticky)| {
+            if sticky && let Some(context) = CURRENT.with_borrow(|stack| stack.last().cloned()) {
+                context.poison(code);
+            }
+            code
+        })
+    }
+}
+
+/// The driver, if `cuInit` succeeded in this process.
+pub(super) fn initialized() -> Option<&'static Driver> {
+    DRIVER.get()
+}
+
+pub(super) fn current_handle() -> Option<usize> {
+    CURRENT.with_borrow(|stack| stack.last().map(|context| context.handle()))
+}
+
+pub(super) fn set_current(context: Option<Arc<Context>>) {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.extend(context);
+    });
+}
+
+pub(super) fn push_current(context: Arc<Context>) {
+    CURRENT.with_borrow_mut(|stack| stack.push(context));
+}
+
+pub(super) fn pop_current() -> Option<Arc<Context>> {
+    CURRENT.with_borrow_mut(Vec::pop)
+}
+
+/// A poisoned lock only says that a call of the program under test panicked inside; the data is kept valid at each step.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpus() -> Vec<Gpu> {
+        let catalogue = crate::Catalogue::shipped();
+        let resolved = crate::resolve::resolve(&catalogue, "h200x8", &[], &[]).unwrap();
+        crate::resolve::scenario_at_start(&resolved).unwrap().gpus
+    }
+
+    #[test]
+    fn visible_devices_are_read_as_the_driver_reads_them() {
+        let gpus = gpus();
+        let present: Vec<usize> = (0..gpus.len()).collect();
+        let of = |list: &str| visible_devices(list, &present, &gpus);
+        assert_eq!(of("2,0"), [2, 0]);
+        assert_eq!(of("1,9,2"), [1]);
+        assert_eq!(of(""), [] as [usize; 0]);
+        assert_eq!(of("0,0"), [] as [usize; 0]);
+        assert_eq!(of(&gpus[3].uuid.clone()), [3]);
+        assert_eq!(of("GPU-"), [] as [usize; 0]);
+    }
+}

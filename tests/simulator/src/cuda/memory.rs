@@ -1,0 +1,142 @@
+//! Device memory: anonymous memory of this process that is mapped lazily, so that unwritten bytes cost nothing.
+
+use super::driver::{Driver, Outcome, lock};
+use super::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// What the real driver rounds allocations up to.
+const GRANULARITY: u64 = 2 << 20;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allocation {
+    pub(super) base: u64,
+    /// What was asked for, in bytes.
+    pub(super) length: u64,
+    /// What it takes from the GPU.
+    reserved: u64,
+    pub(super) gpu: usize,
+    context: usize,
+    /// Page-locked host memory takes nothing from the GPU.
+    pub(super) host: bool,
+}
+
+static ALLOCATIONS: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
+
+/// `cuMemAlloc`.
+pub(super) fn allocate(driver: &Driver, gpu: usize, context: usize, length: u64) -> Outcome<u64> {
+    let reserved = length
+        .div_ceil(GRANULARITY)
+        .checked_mul(GRANULARITY)
+        .ok_or(INVALID_VALUE)?;
+    if length == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let slot = driver.slot(gpu)?;
+    if !slot.take_memory(
+        driver.node.state().gpu(gpu),
+        reserved,
+        driver.node.memory_capacity(gpu),
+    ) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let Some(base) = map(reserved) else {
+        slot.release_memory(reserved);
+        return Err(OUT_OF_MEMORY);
+    };
+    let allocation = Allocation {
+        base,
+        length,
+        reserved,
+        gpu,
+        context,
+        host: false,
+    };
+    lock(&ALLOCATIONS).insert(base, allocation);
+    Ok(base)
+}
+
+/// `cuMemAllocHost`.
+pub(super) fn allocate_host(gpu: usize, context: usize, length: u64) -> Outcome<u64> {
+    let reserved = length
+        .max(1)
+        .div_ceil(4096)
+        .checked_mul(4096)
+        .ok_or(INVALID_VALUE)?;
+    let base = map(reserved).ok_or(OUT_OF_MEMORY)?;
+    let allocation = Allocation {
+        base,
+        length,
+        reserved,
+        gpu,
+        context,
+        host: true,
+    };
+    lock(&ALLOCATIONS).insert(base, allocation);
+    Ok(base)
+}
+
+/// `cuMemFree` and `cuMemFreeHost`.
+pub(super) fn free(driver: &Driver, base: u64) -> Outcome {
+    let allocation = lock(&ALLOCATIONS).remove(&base).ok_or(INVALID_VALUE)?;
+    unmap(&allocation);
+    if !allocation.host {
+        driver
+            .slot(allocation.gpu)?
+            .release_memory(allocation.reserved);
+    }
+    Ok(())
+}
+
+/// Frees what a context leaves behind; the caller gives the GPU's bytes back with the slot.
+pub(super) fn free_all(context: usize) {
+    let mut allocations = lock(&ALLOCATIONS);
+    let left: Vec<Allocation> = allocations
+        .values()
+        .filter(|it| it.context == context && !it.host)
+        .copied()
+        .collect();
+    for allocation in left {
+        allocations.remove(&allocation.base);
+        unmap(&allocation);
+    }
+}
+
+/// The allocation that holds this address.
+pub(super) fn find(address: u64) -> Option<Allocation> {
+    let allocations = lock(&ALLOCATIONS);
+    let (_, allocation) = allocations.range(..=address).next_back()?;
+    (address < allocation.base + allocation.reserved).then_some(*allocation)
+}
+
+/// Whether all these bytes are memory that `cuMemAlloc` gave.
+pub(super) fn holds(address: u64, length: u64) -> bool {
+    find(address).is_some_and(|it| {
+        address
+            .checked_add(length)
+            .is_some_and(|end| end <= it.base + it.length.max(it.reserved))
+    })
+}
+
+fn map(length: u64) -> Option<u64> {
+    let length = usize::try_from(length).ok()?;
+    // SAFETY: a new private mapping; the result is checked.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (address != libc::MAP_FAILED).then(|| address.addr() as u64)
+}
+
+fn unmap(allocation: &Allocation) {
+    if let Ok(length) = usize::try_from(allocation.reserved) {
+        // SAFETY: `map` made this mapping with this length and the table no longer hands it out.
+        unsafe { libc::munmap(allocation.base as *mut libc::c_void, length) };
+    }
+}

@@ -1,0 +1,398 @@
+//! `nvmlDeviceGetFieldValues`: many values by number in one call.
+
+use super::call::{
+    Call, Device, Failure, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, enabled, nvml, supported,
+};
+use super::{clocks, ecc, nvlink};
+use crate::gpu::{Gpu, NvLinkErrors, RecoveryAction, ThrottleReason};
+use nvml_wrapper_sys::bindings as sys;
+use nvml_wrapper_sys::bindings::field_id;
+use std::ffi::c_int;
+
+const CORRECTED: u32 = sys::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_CORRECTED;
+const UNCORRECTED: u32 = sys::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED;
+const VOLATILE: u32 = sys::nvmlEccCounterType_enum_NVML_VOLATILE_ECC;
+const AGGREGATE: u32 = sys::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC;
+const SINGLE_BIT: u32 =
+    sys::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS;
+const DOUBLE_BIT: u32 =
+    sys::nvmlPageRetirementCause_enum_NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR;
+/// The scope of power fields: the GPU, the whole module, or the memory.
+const SCOPE_GPU: u32 = 0;
+const SCOPE_MEMORY: u32 = 2;
+/// NVLink counters of every link together.
+const ALL_LINKS: u32 = u32::MAX;
+/// From this version on the counters of single packets and bit errors exist (NVLink 5, Blackwell).
+const FIRST_VERSION_WITH_PACKET_COUNTERS: u32 = 5;
+
+// In nvidia-ml-py 13.615 the slowdown counters are 269 to 271; in the header of CUDA 13.0, 251 to 253. A driver answers
+// by the numbers of its own header, and which one that is depends on its release, so both are answered.
+const SLOWDOWN_COUNTERS: [(u32, ThrottleReason); 6] = [
+    (251, ThrottleReason::SwThermalSlowdown),
+    (252, ThrottleReason::HwThermalSlowdown),
+    (253, ThrottleReason::HwPowerBrakeSlowdown),
+    (269, ThrottleReason::SwThermalSlowdown),
+    (270, ThrottleReason::HwThermalSlowdown),
+    (271, ThrottleReason::HwPowerBrakeSlowdown),
+];
+const REMAPPED_ROWS_COR_INACTIVE: u32 = 301;
+const REMAPPED_ROWS_UNC_INACTIVE: u32 = 302;
+
+/// A field's value with its type.
+enum Value {
+    U32(u32),
+    U64(u64),
+    I32(i32),
+}
+
+/// Per-link counters that older drivers numbered link by link: the first numbers of each block.
+#[derive(Clone, Copy)]
+struct LinkBlock {
+    /// Links 0 to 5.
+    first: u32,
+    /// Every link together.
+    total: u32,
+    /// Links 6 to 11.
+    second: u32,
+    of: fn(&NvLinkErrors) -> u64,
+}
+
+const LINK_BLOCKS: [LinkBlock; 4] = [
+    LinkBlock {
+        first: 32,
+        total: 38,
+        second: 96,
+        of: |errors| errors.crc_flit,
+    },
+    LinkBlock {
+        first: 39,
+        total: 45,
+        second: 102,
+        of: |errors| errors.crc_data,
+    },
+    LinkBlock {
+        first: 46,
+        total: 52,
+        second: 108,
+        of: |errors| errors.replay,
+    },
+    LinkBlock {
+        first: 53,
+        total: 59,
+        second: 114,
+        of: |errors| errors.recovery,
+    },
+];
+
+fn all_links(gpu: &Gpu, of: fn(&NvLinkErrors) -> u64) -> u64 {
+    (0..gpu.nvlink.count)
+        .map(|link| of(&nvlink::errors(gpu, link)))
+        .sum()
+}
+
+/// A counter in the old numbering, if the number is one.
+fn numbered_link(gpu: &Gpu, id: u32) -> Option<Result<Value, Failure>> {
+    let block = LINK_BLOCKS.iter().find(|block| {
+        (block.first..=block.total).contains(&id) || (block.second..block.second + 6).contains(&id)
+    })?;
+    if gpu.nvlink.count == 0 {
+        return Some(Err(NOT_SUPPORTED));
+    }
+    if id == block.total {
+        return Some(Ok(Value::U64(all_links(gpu, block.of))));
+    }
+    let link = if id < block.total {
+        id - block.first
+    } else {
+        6 + id - block.second
+    };
+    Some(nvlink::check_link(gpu, link).map(|()| Value::U64((block.of)(&nvlink::errors(gpu, link)))))
+}
+
+/// A counter of one link, or of all, by scope.
+fn link_counter(gpu: &Gpu, scope: u32, of: fn(&NvLinkErrors) -> u64) -> Result<Value, Failure> {
+    if gpu.nvlink.count == 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    if scope == ALL_LINKS {
+        return Ok(Value::U64(all_links(gpu, of)));
+    }
+    nvlink::check_link(gpu, scope)?;
+    Ok(Value::U64(of(&nvlink::errors(gpu, scope))))
+}
+
+/// A counter that came with NVLink 5.
+fn packet_counter(gpu: &Gpu, scope: u32, of: fn(&NvLinkErrors) -> u64) -> Result<Value, Failure> {
+    if gpu.nvlink.version < FIRST_VERSION_WITH_PACKET_COUNTERS {
+        return Err(NOT_SUPPORTED);
+    }
+    link_counter(gpu, scope, of)
+}
+
+fn ecc_field(gpu: &Gpu, id: u32) -> Option<Result<u64, Failure>> {
+    let l2 = sys::nvmlMemoryLocation_enum_NVML_MEMORY_LOCATION_L2_CACHE;
+    let dram = sys::nvmlMemoryLocation_enum_NVML_MEMORY_LOCATION_DRAM;
+    Some(match id {
+        field_id::NVML_FI_DEV_ECC_SBE_VOL_TOTAL => ecc::total(gpu, CORRECTED, VOLATILE),
+        field_id::NVML_FI_DEV_ECC_DBE_VOL_TOTAL => ecc::total(gpu, UNCORRECTED, VOLATILE),
+        field_id::NVML_FI_DEV_ECC_SBE_AGG_TOTAL => ecc::total(gpu, CORRECTED, AGGREGATE),
+        field_id::NVML_FI_DEV_ECC_DBE_AGG_TOTAL => ecc::total(gpu, UNCORRECTED, AGGREGATE),
+        field_id::NVML_FI_DEV_ECC_SBE_VOL_L2 => ecc::counter(gpu, CORRECTED, VOLATILE, l2),
+        field_id::NVML_FI_DEV_ECC_DBE_VOL_L2 => ecc::counter(gpu, UNCORRECTED, VOLATILE, l2),
+        field_id::NVML_FI_DEV_ECC_SBE_AGG_L2 => ecc::counter(gpu, CORRECTED, AGGREGATE, l2),
+        field_id::NVML_FI_DEV_ECC_DBE_AGG_L2 => ecc::counter(gpu, UNCORRECTED, AGGREGATE, l2),
+        field_id::NVML_FI_DEV_ECC_SBE_VOL_DEV => ecc::counter(gpu, CORRECTED, VOLATILE, dram),
+        field_id::NVML_FI_DEV_ECC_DBE_VOL_DEV => ecc::counter(gpu, UNCORRECTED, VOLATILE, dram),
+        field_id::NVML_FI_DEV_ECC_SBE_AGG_DEV => ecc::counter(gpu, CORRECTED, AGGREGATE, dram),
+        field_id::NVML_FI_DEV_ECC_DBE_AGG_DEV => ecc::counter(gpu, UNCORRECTED, AGGREGATE, dram),
+        _ => return None,
+    })
+}
+
+fn power_field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, Failure> {
+    let (gpu, readings) = (device.gpu, call.readings(device));
+    if scope == SCOPE_MEMORY {
+        return match id {
+            field_id::NVML_FI_DEV_POWER_AVERAGE => {
+                supported(readings.memory_power_mw).map(Value::U32)
+            }
+            _ => Err(NOT_SUPPORTED),
+        };
+    }
+    if scope != SCOPE_GPU {
+        return Err(NOT_SUPPORTED);
+    }
+    Ok(Value::U32(match id {
+        field_id::NVML_FI_DEV_POWER_AVERAGE => readings.power_mw,
+        field_id::NVML_FI_DEV_POWER_INSTANT => readings.power_instant_mw,
+        field_id::NVML_FI_DEV_POWER_MIN_LIMIT => gpu.power.min_limit_mw,
+        field_id::NVML_FI_DEV_POWER_MAX_LIMIT => gpu.power.max_limit_mw,
+        field_id::NVML_FI_DEV_POWER_DEFAULT_LIMIT => gpu.power.default_limit_mw,
+        _ => gpu.power.limit_mw,
+    }))
+}
+
+/// Thresholds as margins to the temperature that T.Limit counts down to.
+fn t_limit_field(
+    gpu: &Gpu,
+    threshold_c: Option<i32>,
+    zero_c: Option<i32>,
+) -> Result<Value, Failure> {
+    if !gpu.temperature.t_limit {
+        return Err(NOT_SUPPORTED);
+    }
+    Ok(Value::I32(supported(zero_c)? - supported(threshold_c)?))
+}
+
+fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, Failure> {
+    let gpu = device.gpu;
+    if let Some(value) = ecc_field(gpu, id) {
+        return value.map(Value::U64);
+    }
+    if let Some(value) = numbered_link(gpu, id) {
+        return value;
+    }
+    if let Some((_, reason)) = SLOWDOWN_COUNTERS.iter().find(|(number, _)| *number == id) {
+        return Ok(Value::U64(clocks::throttled_ns(call, device, *reason)));
+    }
+    let rows = || supported(gpu.row_remapping);
+    let retired = |cause| ecc::retired_pages(gpu, cause).map(|pages| Value::U64(u64::from(pages)));
+    let throttled = |reason| Ok(Value::U64(clocks::throttled_ns(call, device, reason)));
+    let celsius = &gpu.temperature;
+    match id {
+        field_id::NVML_FI_DEV_ECC_CURRENT => {
+            supported(gpu.ecc.mode).map(|on| Value::U32(enabled(on)))
+        }
+        field_id::NVML_FI_DEV_ECC_PENDING => {
+            let mode = supported(gpu.ecc.mode)?;
+            Ok(Value::U32(enabled(gpu.ecc.pending.unwrap_or(mode))))
+        }
+        field_id::NVML_FI_DEV_RETIRED_SBE => retired(SINGLE_BIT),
+        field_id::NVML_FI_DEV_RETIRED_DBE => retired(DOUBLE_BIT),
+        field_id::NVML_FI_DEV_RETIRED_PENDING
+        | field_id::NVML_FI_DEV_RETIRED_PENDING_SBE
+        | field_id::NVML_FI_DEV_RETIRED_PENDING_DBE => Ok(Value::U32(enabled(
+            supported(gpu.retired_pages.as_ref())?.pending,
+        ))),
+        field_id::NVML_FI_DEV_PERF_POLICY_POWER => throttled(ThrottleReason::SwPowerCap),
+        field_id::NVML_FI_DEV_PERF_POLICY_THERMAL => throttled(ThrottleReason::SwThermalSlowdown),
+        field_id::NVML_FI_DEV_PERF_POLICY_SYNC_BOOST => throttled(ThrottleReason::SyncBoost),
+        field_id::NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT => {
+            throttled(ThrottleReason::HwPowerBrakeSlowdown)
+        }
+        field_id::NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION => throttled(ThrottleReason::GpuIdle),
+        field_id::NVML_FI_DEV_PERF_POLICY_RELIABILITY => Ok(Value::U64(0)),
+        field_id::NVML_FI_DEV_MEMORY_TEMP => supported(call.readings(device).memory_temperature_c)
+            .map(|c| Value::U32(c.max(0).cast_unsigned())),
+        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | field_id::NVML_FI_DEV_ENERGY => {
+            Ok(Value::U64(call.readings(device).energy_mj))
+        }
+        84..=89 | 132..=137 => {
+            let link = if id <= 89 { id - 84 } else { 6 + id - 132 };
+            link_speed(gpu, link)
+        }
+        field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON => link_speed(gpu, 0),
+        field_id::NVML_FI_DEV_NVLINK_GET_SPEED => link_speed(gpu, scope),
+        field_id::NVML_FI_DEV_NVLINK_LINK_COUNT => {
+            if gpu.nvlink.count == 0 {
+                Err(NOT_SUPPORTED)
+            } else {
+                Ok(Value::U32(gpu.nvlink.count))
+            }
+        }
+        field_id::NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT => {
+            let to_switch = gpu.nvlink.remote == crate::gpu::NvLinkRemote::Switch;
+            let active = (0..gpu.nvlink.count)
+                .filter(|link| nvlink::is_active(gpu, *link))
+                .count();
+            if gpu.nvlink.count == 0 || !to_switch {
+                return Err(NOT_SUPPORTED);
+            }
+            Ok(Value::U32(u32::try_from(active).unwrap_or(0)))
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_STATE => {
+            nvlink::check_link(gpu, scope)?;
+            Ok(Value::U32(enabled(nvlink::is_active(gpu, scope))))
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_VERSION => {
+            nvlink::check_link(gpu, scope)?;
+            Ok(Value::U32(gpu.nvlink.version))
+        }
+        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY => {
+            link_counter(gpu, scope, |errors| errors.replay)
+        }
+        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY => {
+            link_counter(gpu, scope, |errors| errors.recovery)
+        }
+        field_id::NVML_FI_DEV_NVLINK_ERROR_DL_CRC => {
+            link_counter(gpu, scope, |errors| errors.crc_flit)
+        }
+        field_id::NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL => {
+            link_counter(gpu, ALL_LINKS, |errors| errors.ecc_data)
+        }
+        field_id::NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS => {
+            packet_counter(gpu, scope, |errors| errors.effective)
+        }
+        field_id::NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS => {
+            packet_counter(gpu, scope, |errors| errors.symbol)
+        }
+        field_id::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS => {
+            packet_counter(gpu, scope, |errors| errors.recovery)
+        }
+        field_id::NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS
+        | field_id::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS => {
+            packet_counter(gpu, scope, |_| 0)
+        }
+        field_id::NVML_FI_DEV_PCIE_REPLAY_COUNTER => Ok(Value::U32(gpu.pcie.replays)),
+        field_id::NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER => {
+            Ok(Value::U32(gpu.pcie.replay_rollovers))
+        }
+        field_id::NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS => {
+            Ok(Value::U64(gpu.pcie.aer_correctable))
+        }
+        field_id::NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR => Ok(Value::U64(gpu.pcie.aer_nonfatal)),
+        field_id::NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR => Ok(Value::U64(gpu.pcie.aer_fatal)),
+        field_id::NVML_FI_DEV_REMAPPED_COR => Ok(Value::U32(rows()?.correctable)),
+        field_id::NVML_FI_DEV_REMAPPED_UNC => Ok(Value::U32(rows()?.uncorrectable)),
+        field_id::NVML_FI_DEV_REMAPPED_PENDING => Ok(Value::U32(enabled(rows()?.pending))),
+        field_id::NVML_FI_DEV_REMAPPED_FAILURE => Ok(Value::U32(enabled(rows()?.failure))),
+        REMAPPED_ROWS_COR_INACTIVE | REMAPPED_ROWS_UNC_INACTIVE => rows().map(|_| Value::U32(0)),
+        field_id::NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED => {
+            supported(gpu.mig.mode)?;
+            Ok(Value::U32(enabled(
+                gpu.architecture >= crate::gpu::Architecture::Hopper,
+            )))
+        }
+        field_id::NVML_FI_DEV_POWER_AVERAGE..=field_id::NVML_FI_DEV_POWER_CURRENT_LIMIT
+        | field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT => power_field(call, device, id, scope),
+        field_id::NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT => {
+            t_limit_field(gpu, Some(celsius.shutdown_c), Some(celsius.gpu_max_c))
+        }
+        field_id::NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT => {
+            t_limit_field(gpu, Some(celsius.slowdown_c), Some(celsius.gpu_max_c))
+        }
+        field_id::NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT => {
+            t_limit_field(gpu, celsius.memory_max_c, celsius.memory_max_c)
+        }
+        field_id::NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT => {
+            t_limit_field(gpu, Some(celsius.gpu_max_c), Some(celsius.gpu_max_c))
+        }
+        field_id::NVML_FI_DEV_RESET_STATUS => {
+            let action = supported(gpu.recovery_action)?;
+            Ok(Value::U32(u32::from(action == RecoveryAction::Reset)))
+        }
+        field_id::NVML_FI_DEV_DRAIN_AND_RESET_STATUS => {
+            let action = supported(gpu.recovery_action)?;
+            Ok(Value::U32(u32::from(
+                action == RecoveryAction::DrainAndReset,
+            )))
+        }
+        field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => {
+            // nvmlDeviceGpuRecoveryAction_t counts in this order.
+            supported(gpu.recovery_action).map(|action| Value::U32(action as u32))
+        }
+        _ => Err(NOT_SUPPORTED),
+    }
+}
+
+/// An inactive link has no speed.
+fn link_speed(gpu: &Gpu, link: u32) -> Result<Value, Failure> {
+    nvlink::check_link(gpu, link)?;
+    let speed = if nvlink::is_active(gpu, link) {
+        gpu.nvlink.speed_mb_per_s
+    } else {
+        0
+    };
+    Ok(Value::U32(speed))
+}
+
+nvml! {
+    fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: Out<sys::nvmlFieldValue_t>) |call| {
+        let device = call.gpu(device)?;
+        let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
+        if count == 0 || values.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let timestamp = now.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(0));
+        for index in 0..count {
+            let place = values.element(index);
+            let mut entry = place.get()?;
+            entry.timestamp = timestamp;
+            entry.latencyUsec = 1;
+            let answer = field(call, device, entry.fieldId, entry.scopeId);
+            (entry.valueType, entry.value, entry.nvmlReturn) = match answer {
+                Ok(Value::U32(value)) => (
+                    sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
+                    // The whole union is written, so that a reader of the wrong width sees the value and no old bytes.
+                    sys::nvmlValue_t { ullVal: u64::from(value) },
+                    sys::nvmlReturn_enum_NVML_SUCCESS,
+                ),
+                Ok(Value::U64(value)) => (
+                    sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+                    sys::nvmlValue_t { ullVal: value },
+                    sys::nvmlReturn_enum_NVML_SUCCESS,
+                ),
+                Ok(Value::I32(value)) => (
+                    sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_INT,
+                    sys::nvmlValue_t { sllVal: i64::from(value) },
+                    sys::nvmlReturn_enum_NVML_SUCCESS,
+                ),
+                Err(failure) => (
+                    sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
+                    sys::nvmlValue_t { ullVal: 0 },
+                    failure.0,
+                ),
+            };
+            place.set(entry)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! A node's folder: the libraries under their real names, the resolved scenario, the shared state and the sysroot.
+
+use crate::catalogue::Catalogue;
+use crate::node::NODE_VARIABLE;
+use crate::resolve::{resolve, scenario_at_start};
+use crate::scenario::{LibraryBehaviour, Scenario};
+use crate::state::State;
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What to prepare.
+#[derive(Debug, Clone)]
+pub struct NodeRequest<'request> {
+    /// The folder to make; what is in it is replaced.
+    pub folder: &'request Path,
+    /// The simulator's shared library (`libsimulator.so`).
+    pub library: &'request Path,
+    pub catalogue: &'request Catalogue,
+    /// A node's name or file.
+    pub node: &'request str,
+    /// Names or files of faults, in the order in which they apply.
+    pub faults: &'request [String],
+    /// `PATH=VALUE`, such as `gpu.memory=2GiB`.
+    pub overrides: &'request [String],
+}
+
+/// A node that programs can be run on.
+#[derive(Debug, Clone)]
+pub struct PreparedNode {
+    /// Node and faults, such as `p5.48xlarge+xid-79`; the marker symbol tells the same.
+    pub scenario_name: String,
+    pub folder: PathBuf,
+    /// Where `libnvidia-ml.so.1`, `libcuda.so.1` and `libcublasLt.so.*` are.
+    pub library_dir: PathBuf,
+    /// The host side, for `--sysroot`.
+    pub sysroot: PathBuf,
+    /// Variables to set for programs on the node. `LD_LIBRARY_PATH` keeps what the caller had, behind the node's own.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Makes the folder of a node. Its time (`at: 3s`) starts now.
+pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
+    let resolved = resolve(
+        request.catalogue,
+        request.node,
+        request.faults,
+        request.overrides,
+    )?;
+    let scenario = scenario_at_start(&resolved)?;
+    let folder = request.folder;
+    if folder.exists() {
+        std::fs::remove_dir_all(folder).with_context(|| format!("replace {}", folder.display()))?;
+    }
+    let library_dir = folder.join("lib");
+    let sysroot = folder.join("sysroot");
+    for path in [&library_dir, &sysroot] {
+        std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
+    }
+    // Absolute, so that a program may change its folder.
+    let folder = folder
+        .canonicalize()
+        .with_context(|| format!("resolve {}", folder.display()))?;
+    let library_dir = folder.join("lib");
+    let sysroot = folder.join("sysroot");
+    let path = folder.join("scenario.json");
+    std::fs::write(&path, serde_json::to_vec(&resolved)?)
+        .with_context(|| format!("write {}", path.display()))?;
+    install_libraries(&scenario, request.library, &library_dir)?;
+    crate::host::write_sysroot(&sysroot, &scenario, &resolved.events)?;
+    // Last, because the node's time starts with it.
+    State::create(&folder.join("state"))?;
+    let environment = environment(&scenario, &folder, &library_dir);
+    Ok(PreparedNode {
+        scenario_name: resolved.name,
+        folder,
+        library_dir,
+        sysroot,
+        environment,
+    })
+}
+
+fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeMap<String, String> {
+    let mut environment = scenario.host.environment.clone();
+    let mut search_path = library_dir.display().to_string();
+    // A compat folder on the host's library path shadows the driver's own libraries, as it does with a real loader.
+    for path in scenario.host.library_paths.iter().rev() {
+        search_path = format!("{}/sysroot{path}:{search_path}", folder.display());
+    }
+    if let Ok(before) = std::env::var("LD_LIBRARY_PATH")
+        && !before.is_empty()
+    {
+        search_path = format!("{search_path}:{before}");
+    }
+    environment.insert("LD_LIBRARY_PATH".to_owned(), search_path);
+    environment.insert(NODE_VARIABLE.to_owned(), folder.display().to_string());
+    environment
+}
+
+/// Installs the library under the names that the driver's packages use: `libcuda.so.580.159.04`, and links to it.
+///
+/// The files are hard links, so that one process that loads several of them shares one copy of the code and its state.
+fn install_libraries(scenario: &Scenario, library: &Path, library_dir: &Path) -> Result<()> {
+    let own = library_dir.join(".libsimulator.so");
+    std::fs::hard_link(library, &own)
+        .or_else(|_| std::fs::copy(library, &own).map(|_| ()))
+        .with_context(|| format!("place {} in {}", library.display(), library_dir.display()))?;
+    let driver = &scenario.driver;
+    install(
+        &own,
+        library_dir,
+        "libnvidia-ml.so",
+        driver.nvml_version(),
+        &["1"],
+        &scenario.nvml,
+    )?;
+    install(
+        &own,
+        library_dir,
+        "libcuda.so",
+        driver.libcuda_version(),
+        &["1"],
+        &scenario.cuda,
+    )?;
+    // cuBLASLt follows the toolkit, not the driver; both majors that programs ask for are there.
+    for (soname, version) in [("12", "12.9.1.4"), ("13", "13.1.0.3")] {
+        install(
+            &own,
+            library_dir,
+            "libcublasLt.so",
+            version,
+            &[soname],
+            &scenario.cublaslt,
+        )?;
+    }
+    Ok(())
+}
+
+fn install(
+    own: &Path,
+    library_dir: &Path,
+    name: &str,
+    version: &str,
+    sonames: &[&str],
+    behaviour: &LibraryBehaviour,
+) -> Result<()> {
+    if !behaviour.present {
+        return Ok(());
+    }
+    let file_name = format!("{name}.{version}");
+    let file = library_dir.join(&file_name);
+    if behaviour.missing_symbols.is_empty() {
+        std::fs::hard_link(own, &file).with_context(|| format!("link {}", file.display()))?;
+    } else {
+        crate::elf::copy_without_symbols(own, &file, &behaviour.missing_symbols)?;
+    }
+    for soname in sonames {
+        let link = library_dir.join(format!("{name}.{soname}"));
+        std::os::unix::fs::symlink(&file_name, &link)
+            .with_context(|| format!("link {}", link.display()))?;
+    }
+    Ok(())
+}

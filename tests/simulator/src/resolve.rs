@@ -1,0 +1,442 @@
+//! From names to a resolved scenario: node, then overrides, then faults, each value checked by its type.
+
+use crate::catalogue::{Catalogue, NodeFile, short_name, with_nearest};
+use crate::faults::{GpuSelection, Step};
+use crate::quantity::{Trigger, parse_duration, parse_launches};
+use crate::scenario::{ResolvedScenario, Scenario, ScheduledEvent, TimedChange};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Maps whose entries are named freely; giving null for an entry removes it.
+const FREE_MAPS: [&str; 9] = [
+    "host.units",
+    "host.toolkits",
+    "host.environment",
+    "host.module_parameters",
+    "nvml.returns",
+    "cuda.returns",
+    "cublaslt.returns",
+    "processes",
+    "gpus",
+];
+
+/// Resolves a node with faults (names or files) and overrides (`gpu.memory=2GiB`, on every GPU; `gpus.3.memory=2GiB`).
+pub fn resolve(
+    catalogue: &Catalogue,
+    node: &str,
+    faults: &[String],
+    overrides: &[String],
+) -> Result<ResolvedScenario> {
+    let (path, file) = catalogue.node(node)?;
+    let node_name = short_name(node);
+    let mut base = healthy(catalogue, &path, &node_name, &file)?;
+    for assignment in overrides {
+        apply_override(&mut base, assignment)
+            .with_context(|| format!("in the override `{assignment}`"))?;
+    }
+    let mut resolved = ResolvedScenario {
+        name: node_name,
+        base,
+        timed: Vec::new(),
+        events: Vec::new(),
+    };
+    for name in faults {
+        add_fault(catalogue, &mut resolved, name)?;
+        resolved.name = format!("{}+{}", resolved.name, short_name(name));
+    }
+    ensure!(
+        resolved.timed.len() <= 64,
+        "the faults have more than 64 changes in time"
+    );
+    Ok(resolved)
+}
+
+/// The typed scenario at its start.
+pub fn scenario_at_start(resolved: &ResolvedScenario) -> Result<Scenario> {
+    typed(&resolved.base)
+}
+
+fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile) -> Result<Value> {
+    let (model_path, model) = catalogue
+        .model(&file.model)
+        .with_context(|| format!("in the node file {}", path.display()))?;
+    ensure!(
+        !file.pci_addresses.is_empty(),
+        "{}: pci_addresses is empty",
+        path.display()
+    );
+    ensure!(
+        file.pci_addresses.len() <= crate::state::MAX_GPUS,
+        "{}: a node has at most {} GPUs",
+        path.display(),
+        crate::state::MAX_GPUS
+    );
+    let mut gpus = Vec::new();
+    for (index, address) in (0u32..).zip(&file.pci_addresses) {
+        let mut gpu = model.clone();
+        let Some(fields) = gpu.as_object_mut() else {
+            bail!("{}: a GPU model is a map of values", model_path.display());
+        };
+        let uuid = match &file.uuid_prefix {
+            Some(prefix) => format!("{prefix}{index}"),
+            None => uuid_of(&format!("{node_name}/{index}")),
+        };
+        fields.insert("uuid".to_owned(), uuid.into());
+        fields.insert("minor_number".to_owned(), index.into());
+        fields.insert("pci_address".to_owned(), address.clone().into());
+        gpus.push(gpu);
+    }
+    let mut scenario = serde_json::json!({ "gpus": gpus });
+    let fields = scenario.as_object_mut().context("a scenario is a map")?;
+    fields.insert("driver".to_owned(), serde_json::to_value(&file.driver)?);
+    fields.insert("host".to_owned(), serde_json::to_value(&file.host)?);
+    fields.insert(
+        "processes".to_owned(),
+        serde_json::to_value(&file.processes)?,
+    );
+    // Written out in full, so that every value has its place and a path that names none is an error.
+    let typed_model =
+        typed(&scenario).with_context(|| format!("in the GPU model {}", model_path.display()))?;
+    let mut scenario = serde_json::to_value(typed_model)?;
+    for index in 0..file.pci_addresses.len() {
+        let own = u32::try_from(index)
+            .ok()
+            .and_then(|index| file.gpus.get(&index));
+        for values in std::iter::once(&file.gpu).chain(own) {
+            for (key, value) in values {
+                apply(&mut scenario, &format!("gpus.{index}.{key}"), value)
+                    .with_context(|| place(path, key))?;
+            }
+        }
+    }
+    if let Some(index) = file
+        .gpus
+        .keys()
+        .find(|index| **index as usize >= file.pci_addresses.len())
+    {
+        bail!(
+            "{}: gpus.{index}: the node has {} GPUs",
+            path.display(),
+            file.pci_addresses.len()
+        );
+    }
+    Ok(scenario)
+}
+
+fn add_fault(catalogue: &Catalogue, resolved: &mut ResolvedScenario, name: &str) -> Result<()> {
+    let (path, fault) = catalogue.fault(name)?;
+    let selection = fault.selection();
+    for step in fault.steps() {
+        add_step(resolved, &selection, &step).map_err(|(key, error)| {
+            error.context(key.map_or_else(|| path.display().to_string(), |key| place(&path, &key)))
+        })?;
+    }
+    Ok(())
+}
+
+/// An error with the key of the fault file that it is about.
+type KeyedError = (Option<String>, anyhow::Error);
+
+fn keyed(key: &str) -> impl FnOnce(anyhow::Error) -> KeyedError {
+    let key = key.to_owned();
+    move |error| (Some(key), error)
+}
+
+/// Adds one step.
+fn add_step(
+    resolved: &mut ResolvedScenario,
+    selection: &GpuSelection,
+    step: &Step,
+) -> Result<(), KeyedError> {
+    let count = resolved.base["gpus"].as_array().map_or(0, Vec::len);
+    let gpus = selection.indices(count);
+    if let Some(gpu) = gpus.iter().find(|gpu| **gpu as usize >= count) {
+        return Err((
+            Some("gpu".to_owned()),
+            anyhow!("GPU {gpu} does not exist: {} has {count}", resolved.name),
+        ));
+    }
+    let trigger = trigger(step).map_err(|error| (Some("at".to_owned()), error))?;
+    let first = gpus.first().copied().unwrap_or(0);
+    let change = match trigger {
+        None => {
+            for (key, value) in &step.changes {
+                for path in absolute_paths(key, &gpus).map_err(keyed(key))? {
+                    apply(&mut resolved.base, &path, value).map_err(keyed(key))?;
+                }
+            }
+            None
+        }
+        Some(trigger) => {
+            let values = later_values(resolved, step, &gpus)?;
+            resolved.timed.push(TimedChange {
+                trigger,
+                gpu: first,
+                values,
+            });
+            Some(resolved.timed.len() - 1)
+        }
+    };
+    add_events(resolved, step, &gpus, change);
+    Ok(())
+}
+
+/// The values of a later change, tried on what the earlier ones leave, so that their types are checked now and not at
+/// run time.
+fn later_values(
+    resolved: &ResolvedScenario,
+    step: &Step,
+    gpus: &[u32],
+) -> Result<Vec<(String, Value)>, KeyedError> {
+    let mut trial = resolved.base.clone();
+    for (path, value) in resolved.timed.iter().flat_map(|change| &change.values) {
+        set_path(&mut trial, path, value.clone());
+    }
+    let mut values = Vec::new();
+    for (key, value) in &step.changes {
+        for path in absolute_paths(key, gpus).map_err(keyed(key))? {
+            apply(&mut trial, &path, value).map_err(keyed(key))?;
+            values.push((path, value.clone()));
+        }
+    }
+    Ok(values)
+}
+
+fn add_events(resolved: &mut ResolvedScenario, step: &Step, gpus: &[u32], change: Option<usize>) {
+    for gpu in gpus {
+        let address = resolved.base["gpus"][*gpu as usize]["pci_address"]
+            .as_str()
+            .unwrap_or("")
+            .to_owned();
+        // The driver writes the address without its function.
+        let pci = address
+            .rsplit_once('.')
+            .map_or(address.as_str(), |(device, _)| device);
+        let mut kernel_log = Vec::new();
+        if let Some(xid) = &step.xid {
+            kernel_log.push(format!(
+                "NVRM: Xid (PCI:{pci}): {}, {}",
+                xid.code, xid.message
+            ));
+        }
+        kernel_log.extend(
+            step.kernel_log
+                .iter()
+                .map(|line| line.replace("{pci}", pci)),
+        );
+        if !kernel_log.is_empty() {
+            let xid = step.xid.as_ref().map(|xid| xid.code);
+            resolved.events.push(ScheduledEvent {
+                change,
+                gpu: *gpu,
+                xid,
+                kernel_log,
+            });
+        }
+    }
+}
+
+fn trigger(step: &Step) -> Result<Option<Trigger>> {
+    match (&step.at, &step.after) {
+        (None, None) => Ok(None),
+        (Some(at), None) => {
+            let duration = parse_duration(at).map_err(|error| anyhow!("at: {error}"))?;
+            Ok(Some(Trigger::AtNs(u64::try_from(duration.as_nanos())?)))
+        }
+        (None, Some(after)) => {
+            let launches = parse_launches(after).map_err(|error| anyhow!("after: {error}"))?;
+            Ok(Some(Trigger::AfterLaunches(launches)))
+        }
+        (Some(_), Some(_)) => bail!("`at` and `after` contradict each other; give one"),
+    }
+}
+
+fn apply_override(base: &mut Value, assignment: &str) -> Result<()> {
+    let (key, text) = assignment
+        .split_once('=')
+        .with_context(|| "an override is PATH=VALUE, such as gpu.memory=2GiB".to_owned())?;
+    let value: Value =
+        serde_yaml::from_str(text).with_context(|| format!("`{text}` is not a value"))?;
+    let count = base["gpus"].as_array().map_or(0, Vec::len);
+    for path in absolute_paths(key, &GpuSelection::All.indices(count))? {
+        apply(base, &path, &value)?;
+    }
+    Ok(())
+}
+
+/// `gpu.x` on each selected GPU becomes `gpus.N.x`; other layers are themselves.
+fn absolute_paths(key: &str, gpus: &[u32]) -> Result<Vec<String>> {
+    const LAYERS: [&str; 8] = [
+        "gpu",
+        "gpus",
+        "driver",
+        "nvml",
+        "cuda",
+        "cublaslt",
+        "host",
+        "processes",
+    ];
+    let (layer, rest) = key.split_once('.').unwrap_or((key, ""));
+    if !LAYERS.contains(&layer) {
+        let nearest = crate::catalogue::nearest(layer, LAYERS.into_iter())
+            .map_or(String::new(), |name| {
+                format!("; the nearest valid name is `{name}`")
+            });
+        bail!(
+            "unknown layer `{layer}`, expected one of {}{nearest}",
+            LAYERS.join(", ")
+        );
+    }
+    if layer != "gpu" {
+        return Ok(vec![key.to_owned()]);
+    }
+    let suffix = if rest.is_empty() {
+        String::new()
+    } else {
+        format!(".{rest}")
+    };
+    Ok(gpus
+        .iter()
+        .map(|gpu| format!("gpus.{gpu}{suffix}"))
+        .collect())
+}
+
+/// Sets a value and checks that the whole is still a scenario.
+fn apply(scenario: &mut Value, path: &str, value: &Value) -> Result<()> {
+    let mut trial = scenario.clone();
+    set_path(&mut trial, path, value.clone());
+    // Read and written back, so that sizes such as `2GiB` become numbers and defaults of a new value are filled in.
+    *scenario = serde_json::to_value(typed(&trial)?)?;
+    Ok(())
+}
+
+fn typed(scenario: &Value) -> Result<Scenario> {
+    serde_path_to_error::deserialize(scenario).map_err(|error| {
+        let path = error.path().to_string();
+        anyhow!("{path}: {}", with_nearest(&error.into_inner().to_string()))
+    })
+}
+
+/// Sets the value at a dotted path, making the maps on the way; a map given for a map is merged into it.
+pub(crate) fn set_path(root: &mut Value, path: &str, new: Value) {
+    let free = FREE_MAPS
+        .iter()
+        .find_map(|map| Some((*map, path.strip_prefix(map)?.strip_prefix('.')?)))
+        .filter(|(map, _)| *map != "gpus");
+    if let Some((map, key)) = free
+        && new.is_null()
+    {
+        if let Some(entries) = walk(root, map.split('.')).as_object_mut() {
+            entries.shift_remove(key);
+        }
+        return;
+    }
+    let target = match free {
+        // An entry's name may hold dots (`13.0`, `nvidia-persistenced.service`): the longest one that exists, else the whole rest.
+        Some((map, rest)) => {
+            let entries = walk(root, map.split('.'));
+            let existing = entries.as_object().and_then(|entries| {
+                entries
+                    .keys()
+                    .filter(|key| {
+                        rest.strip_prefix(key.as_str())
+                            .is_some_and(|tail| tail.starts_with('.'))
+                    })
+                    .max_by_key(|key| key.len())
+                    .cloned()
+            });
+            match existing {
+                Some(key) => {
+                    let tail = rest[key.len() + 1..].to_owned();
+                    walk(
+                        entries,
+                        std::iter::once(key.as_str()).chain(tail.split('.')),
+                    )
+                }
+                None if map == "processes" => walk(entries, rest.split('.')),
+                None => walk(entries, std::iter::once(rest)),
+            }
+        }
+        None => walk(root, path.split('.')),
+    };
+    merge(target, new);
+}
+
+fn walk<'value, 'segment>(
+    root: &'value mut Value,
+    segments: impl Iterator<Item = &'segment str>,
+) -> &'value mut Value {
+    segments.fold(root, |value, segment| {
+        if let (Value::Array(_), Ok(index)) = (&*value, segment.parse::<usize>()) {
+            let Value::Array(items) = value else {
+                unreachable!("matched as an array above")
+            };
+            if index >= items.len() {
+                items.resize(index + 1, Value::Null);
+            }
+            return &mut items[index];
+        }
+        if !value.is_object() {
+            *value = Value::Object(Map::new());
+        }
+        let Value::Object(fields) = value else {
+            unreachable!("made a map above")
+        };
+        fields.entry(segment.to_owned()).or_insert(Value::Null)
+    })
+}
+
+fn merge(target: &mut Value, new: Value) {
+    match (target, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            for (key, value) in new {
+                if value.is_null() && old.get(&key).is_some_and(Value::is_object) {
+                    old.shift_remove(&key);
+                } else {
+                    merge(old.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (target, new) => *target = new,
+    }
+}
+
+/// A UUID that is the same for the same text: FNV-1a over it, twice with different starts.
+fn uuid_of(text: &str) -> String {
+    let hash = |start: u64| {
+        text.bytes().fold(start, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    };
+    let digits = format!(
+        "{:016x}{:016x}",
+        hash(0xcbf2_9ce4_8422_2325),
+        hash(0x9e37_79b9_7f4a_7c15)
+    );
+    format!(
+        "GPU-{}-{}-4{}-a{}-{}",
+        &digits[..8],
+        &digits[8..12],
+        &digits[13..16],
+        &digits[17..20],
+        &digits[20..]
+    )
+}
+
+/// The file and, where it can be found, the line of a key.
+fn place(path: &Path, key: &str) -> String {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let line = text
+        .lines()
+        .position(|line| line.trim_start().starts_with(&format!("{key}:")))
+        .or_else(|| {
+            text.lines()
+                .position(|line| line.trim_start().starts_with(&format!("{last}:")))
+        });
+    match line {
+        Some(line) => format!("{}:{}: {key}", path.display(), line + 1),
+        None => format!("{}: {key}", path.display()),
+    }
+}

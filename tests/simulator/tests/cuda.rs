@@ -1,0 +1,326 @@
+//! The CUDA driver interface, called as a program calls it, each case in a process of its own on a prepared node.
+
+#![allow(unsafe_code, reason = "the driver's C interface")]
+
+use simulator::cuda::api::*;
+use simulator::cuda::result;
+use simulator::{Catalogue, NodeRequest, prepare_node};
+use std::ffi::{CString, c_void};
+use std::process::Command;
+
+/// The variable that tells a process that it is the one on the node.
+const NODE: &str = "GPU_SIMULATOR_NODE";
+
+/// Runs `body` on a node: this test runs itself again in a process whose environment names the node.
+fn on_node(test: &str, node: &str, faults: &[&str], overrides: &[&str], body: impl FnOnce()) {
+    if std::env::var_os(NODE).is_some() {
+        body();
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let strings = |list: &[&str]| list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    let prepared = prepare_node(&NodeRequest {
+        folder: &folder.path().join("node"),
+        // The functions are linked into this test, so no library file is loaded.
+        library: &std::env::current_exe().expect("this program"),
+        catalogue: &Catalogue::shipped(),
+        node,
+        faults: &strings(faults),
+        overrides: &strings(overrides),
+    })
+    .expect("the node is prepared");
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--nocapture"])
+        .env(NODE, &prepared.folder)
+        .output()
+        .expect("the test starts again");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
+}
+
+const CHECK_PTX: &str = include_str!("../../../validator/src/load/kernels/check.ptx");
+
+/// Starts the driver with a context on the first device.
+unsafe fn start() {
+    unsafe {
+        assert_eq!(cuInit(0), result::SUCCESS);
+        let mut context = 0;
+        assert_eq!(
+            cuDevicePrimaryCtxRetain(&raw mut context, 0),
+            result::SUCCESS
+        );
+        assert_eq!(cuCtxSetCurrent(context), result::SUCCESS);
+    }
+}
+
+/// Runs the check kernel over `count` values and returns them, or the first error.
+unsafe fn run_check_kernel(count: u32, seed: u32) -> Result<Vec<u32>, u32> {
+    let ok = |code| {
+        if code == result::SUCCESS {
+            Ok(())
+        } else {
+            Err(code)
+        }
+    };
+    let ptx = CString::new(CHECK_PTX).expect("PTX has no NUL");
+    let mut values = vec![0u32; count as usize];
+    let bytes = values.len() * 4;
+    unsafe {
+        let (mut module, mut function, mut out) = (0, 0, 0u64);
+        ok(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()))?;
+        ok(cuModuleGetFunction(
+            &raw mut function,
+            module,
+            c"gpu_validator_check".as_ptr(),
+        ))?;
+        ok(cuMemAlloc_v2(&raw mut out, bytes))?;
+        let parameters: [*const c_void; 3] = [
+            (&raw const out).cast(),
+            (&raw const count).cast(),
+            (&raw const seed).cast(),
+        ];
+        let blocks = count.div_ceil(256);
+        ok(cuLaunchKernel(
+            function,
+            blocks,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            0,
+            parameters.as_ptr(),
+            std::ptr::null(),
+        ))?;
+        ok(cuCtxSynchronize())?;
+        ok(cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), out, bytes))?;
+        ok(cuMemFree_v2(out))?;
+    }
+    Ok(values)
+}
+
+#[test]
+fn the_check_kernel_runs() {
+    on_node("the_check_kernel_runs", "h200x1", &[], &[], || unsafe {
+        start();
+        let values = run_check_kernel(1000, 7).unwrap();
+        assert_eq!(values, run_check_kernel(1000, 7).unwrap());
+        assert_ne!(values, run_check_kernel(1000, 8).unwrap());
+        // The value of a thread does not depend on how many there are.
+        assert_eq!(values[..300], run_check_kernel(300, 7).unwrap());
+    });
+}
+
+#[test]
+fn a_flipped_bit_changes_one_value() {
+    on_node(
+        "a_flipped_bit_changes_one_value",
+        "h200x1",
+        &["numeric-one-bit"],
+        &["gpu.speed=1"],
+        || unsafe {
+            start();
+            let wrong = run_check_kernel(5000, 1).unwrap();
+            let again = run_check_kernel(5000, 1).unwrap();
+            let differing = wrong.iter().zip(&again).filter(|(a, b)| a != b).count();
+            // Each launch has its own bit wrong, so two launches differ in two places (or in one, were they to coincide).
+            assert!((1..=2).contains(&differing), "{differing}");
+        },
+    );
+}
+
+#[test]
+fn memory_is_counted_and_runs_out() {
+    let name = "memory_is_counted_and_runs_out";
+    on_node(
+        name,
+        "h200x1",
+        &[],
+        &["gpu.memory=2GiB", "gpu.memory_reserved=64MiB"],
+        || unsafe {
+            start();
+            let (mut free, mut total, mut first, mut second) = (0, 0, 0, 0);
+            assert_eq!(
+                cuMemGetInfo_v2(&raw mut free, &raw mut total),
+                result::SUCCESS
+            );
+            assert_eq!((free, total), ((2048 - 64) << 20, (2048 - 64) << 20));
+            assert_eq!(cuMemAlloc_v2(&raw mut first, 1 << 30), result::SUCCESS);
+            assert_eq!(
+                cuMemAlloc_v2(&raw mut second, 1 << 30),
+                result::OUT_OF_MEMORY
+            );
+            assert_eq!(
+                cuMemGetInfo_v2(&raw mut free, &raw mut total),
+                result::SUCCESS
+            );
+            assert_eq!(free, (1024 - 64) << 20);
+            assert_eq!(cuMemFree_v2(first), result::SUCCESS);
+            assert_eq!(cuMemFree_v2(first), result::INVALID_VALUE);
+        },
+    );
+}
+
+#[test]
+fn a_kernel_that_writes_out_of_bounds_poisons_its_context() {
+    on_node(
+        "a_kernel_that_writes_out_of_bounds_poisons_its_context",
+        "h200x1",
+        &[],
+        &[],
+        || unsafe {
+            start();
+            let ptx = CString::new(CHECK_PTX).unwrap();
+            let (mut module, mut function) = (0, 0);
+            assert_eq!(
+                cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()),
+                result::SUCCESS
+            );
+            assert_eq!(
+                cuModuleGetFunction(&raw mut function, module, c"gpu_validator_check".as_ptr()),
+                result::SUCCESS
+            );
+            let (out, count, seed) = (0x10_0000u64, 256u32, 0u32);
+            let parameters: [*const c_void; 3] = [
+                (&raw const out).cast(),
+                (&raw const count).cast(),
+                (&raw const seed).cast(),
+            ];
+            let code = cuLaunchKernel(
+                function,
+                1,
+                1,
+                1,
+                256,
+                1,
+                1,
+                0,
+                0,
+                parameters.as_ptr(),
+                std::ptr::null(),
+            );
+            assert_eq!(code, result::ILLEGAL_ADDRESS);
+            assert_eq!(cuCtxSynchronize(), result::ILLEGAL_ADDRESS);
+        },
+    );
+}
+
+#[test]
+fn nothing_works_before_initialisation() {
+    on_node(
+        "nothing_works_before_initialisation",
+        "h200x1",
+        &[],
+        &[],
+        || unsafe {
+            let mut count = 0;
+            assert_eq!(cuDeviceGetCount(&raw mut count), result::NOT_INITIALIZED);
+            assert_eq!(cuInit(0), result::SUCCESS);
+            assert_eq!(cuDeviceGetCount(&raw mut count), result::SUCCESS);
+            assert_eq!(count, 1);
+        },
+    );
+}
+
+/// C = A x B with BF16 operands and FP32 results, as cuBLASLt computes it: column-major, A transposed.
+unsafe fn multiply_bf16(a: &[u16], b: &[u16], size: u64) -> Result<Vec<f32>, u32> {
+    use simulator::cublaslt::api::*;
+    let ok = |code| {
+        if code == result::SUCCESS {
+            Ok(())
+        } else {
+            Err(code)
+        }
+    };
+    let bytes = a.len() * 2;
+    let mut product = vec![0f32; a.len()];
+    unsafe {
+        let (mut left, mut right, mut out) = (0, 0, 0);
+        for (pointer, values) in [(&raw mut left, a), (&raw mut right, b)] {
+            ok(cuMemAlloc_v2(pointer, bytes))?;
+            ok(cuMemcpyHtoD_v2(*pointer, values.as_ptr().cast(), bytes))?;
+        }
+        ok(cuMemAlloc_v2(&raw mut out, bytes * 2))?;
+        let (mut handle, mut description, mut narrow, mut wide) = (0, 0, 0, 0);
+        ok(cublasLtCreate(&raw mut handle))?;
+        // CUBLAS_COMPUTE_32F, CUDA_R_32F.
+        ok(cublasLtMatmulDescCreate(&raw mut description, 68, 0))?;
+        let transposed = 1u32;
+        ok(cublasLtMatmulDescSetAttribute(
+            description,
+            3,
+            (&raw const transposed).cast(),
+            4,
+        ))?;
+        ok(cublasLtMatrixLayoutCreate(
+            &raw mut narrow,
+            14,
+            size,
+            size,
+            size.cast_signed(),
+        ))?;
+        ok(cublasLtMatrixLayoutCreate(
+            &raw mut wide,
+            0,
+            size,
+            size,
+            size.cast_signed(),
+        ))?;
+        let (alpha, beta) = (1f32, 0f32);
+        ok(cublasLtMatmul(
+            handle,
+            description,
+            (&raw const alpha).cast(),
+            left,
+            narrow,
+            right,
+            narrow,
+            (&raw const beta).cast(),
+            out,
+            wide,
+            out,
+            wide,
+            std::ptr::null(),
+            std::ptr::null_mut(),
+            0,
+            0,
+        ))?;
+        ok(cuMemcpyDtoH_v2(product.as_mut_ptr().cast(), out, bytes * 2))?;
+    }
+    Ok(product)
+}
+
+/// Small integers in BF16, whose products and sums are exact in FP32.
+fn small_integers(count: u32, seed: u32) -> Vec<u16> {
+    let value = |index: u32| f32::from(u8::try_from((index * 7 + seed) % 15).expect("small")) - 7.0;
+    (0..count)
+        .map(|index| (value(index).to_bits() >> 16).try_into().expect("16 bits"))
+        .collect()
+}
+
+fn expected_product(a: &[u16], b: &[u16], size: usize) -> Vec<f32> {
+    let value = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+    let element = |place: usize| {
+        let (column, row) = (place / size, place % size);
+        (0..size)
+            .map(|inner| value(a[row * size + inner]) * value(b[column * size + inner]))
+            .sum()
+    };
+    (0..size * size).map(element).collect()
+}
+
+#[test]
+fn cublaslt_multiplies() {
+    on_node("cublaslt_multiplies", "h200x1", &[], &[], || unsafe {
+        start();
+        let (a, b) = (small_integers(64 * 64, 1), small_integers(64 * 64, 5));
+        let expected = expected_product(&a, &b, 64);
+        assert_eq!(multiply_bf16(&a, &b, 64).unwrap(), expected);
+        assert_eq!(multiply_bf16(&a, &b, 64).unwrap(), expected);
+    });
+}

@@ -1,0 +1,213 @@
+//! `cargo xtask ci`: everything that CI checks, in order, stopping at the first failure.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::workspace;
+
+/// Run everything that CI checks; needs no GPU
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these steps [default: all]
+    #[arg(value_name = "STEP")]
+    steps: Vec<String>,
+    /// How long the fuzz targets run in all
+    #[arg(long, default_value_t = 30)]
+    fuzz_seconds: u32,
+}
+
+/// One step. What is shown is what is run, so it can be repeated by hand.
+#[derive(Debug)]
+struct Step {
+    name: &'static str,
+    command: String,
+}
+
+/// The order is that of cost: what takes seconds comes first.
+///
+/// The advisories of cargo-deny are left out: they come from a database on GitHub that changes under a commit, so they
+/// belong to a scheduled job and not to the question whether this commit is right.
+fn steps(fuzz_seconds: u32) -> Vec<Step> {
+    let tools = workspace::tools();
+    let (deny, linters) = (
+        tools.join("cargo-deny/bin/cargo-deny"),
+        tools.join("linters/bin"),
+    );
+    let step = |name, command: &str| Step {
+        name,
+        command: command.to_owned(),
+    };
+    vec![
+        step("fmt", "cargo fmt --all --check"),
+        step("codegen", "cargo xtask codegen --check"),
+        step(
+            "shell",
+            &format!(
+                "cargo xtask tools linters && git ls-files -z .ci/run '*.sh' | xargs -0 {}/shellcheck",
+                linters.display()
+            ),
+        ),
+        step(
+            "clippy",
+            "cargo clippy --workspace --all-targets --locked -- -D warnings",
+        ),
+        step(
+            "doc",
+            "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked",
+        ),
+        step(
+            "deny",
+            &format!(
+                "cargo xtask tools cargo-deny && {} check licenses bans sources",
+                deny.display()
+            ),
+        ),
+        step("test", "cargo test --workspace --locked --no-fail-fast"),
+        step("dist", "cargo xtask dist --verify"),
+        step("junit-readers", "cargo xtask junit-readers"),
+        step(
+            "fuzz",
+            &format!("cargo xtask fuzz --seconds {fuzz_seconds}"),
+        ),
+    ]
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut steps = steps(arguments.fuzz_seconds);
+    let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
+    for wanted in &arguments.steps {
+        ensure!(
+            names.contains(&wanted.as_str()),
+            "no step `{wanted}`; there are {}",
+            names.join(", ")
+        );
+    }
+    if !arguments.steps.is_empty() {
+        steps.retain(|step| arguments.steps.iter().any(|wanted| wanted == step.name));
+    }
+    let started = Instant::now();
+    let mut tests = Tests::default();
+    let outcome = run_steps(&steps, &mut tests);
+    let code = match outcome {
+        Ok(()) => {
+            println!(
+                "\nall {} steps passed in {:.0} s",
+                steps.len(),
+                started.elapsed().as_secs_f64()
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("\n{error:#}");
+            ExitCode::FAILURE
+        }
+    };
+    // The very last line, alone: readers of the log look for it there.
+    if tests != Tests::default() {
+        println!("{tests}");
+    }
+    Ok(code)
+}
+
+fn run_steps(steps: &[Step], tests: &mut Tests) -> anyhow::Result<()> {
+    for (index, Step { name, command }) in steps.iter().enumerate() {
+        println!("\n== {}/{} {name}: {command}", index + 1, steps.len());
+        let started = Instant::now();
+        let passed = if *name == "test" {
+            run_tests(command, tests)?
+        } else {
+            shell(command).status()?.success()
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        if !passed {
+            bail!("FAILED: {name}, after {seconds:.1} s; to repeat it:\n  {command}");
+        }
+        println!("== ok, {seconds:.1} s");
+    }
+    Ok(())
+}
+
+fn shell(command: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).current_dir(workspace::root());
+    shell
+}
+
+/// Runs the tests, passing their output on, and adds up what each test binary says at its end.
+fn run_tests(command: &str, tests: &mut Tests) -> anyhow::Result<bool> {
+    let mut child = shell(command).stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("stdout is not a pipe")?;
+    for line in BufReader::new(stdout).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        tests.add(&line);
+    }
+    let status = child.wait()?;
+    // A run of which nothing was understood must not look like one in which nothing failed.
+    Ok(status.success() && tests.failed == 0 && tests.passed > 0)
+}
+
+/// The sum over all test binaries.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tests {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Tests {
+    /// Reads `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; …`.
+    fn add(&mut self, line: &str) {
+        let Some((_, counts)) = line
+            .strip_prefix("test result: ")
+            .and_then(|rest| rest.split_once(". "))
+        else {
+            return;
+        };
+        for count in counts.split("; ") {
+            let Some((number, what)) = count.split_once(' ') else {
+                continue;
+            };
+            let Ok(number) = number.parse::<u64>() else {
+                continue;
+            };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.skipped += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Tests {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tests;
+
+    #[test]
+    fn the_closing_lines_of_all_test_binaries_are_added_up() {
+        let mut tests = Tests::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",
+            "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+        ] {
+            tests.add(line);
+        }
+        assert_eq!(tests.to_string(), "14 passed, 3 failed, 1 skipped");
+    }
+}

@@ -1,0 +1,150 @@
+//! `cargo xtask dist`: the files that ship. One portable binary, its man page, completions and checksums.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use xshell::cmd;
+
+use crate::{debian_userland, glibc_floor, tools, workspace};
+
+/// The oldest glibc that we promise to run on: that of RHEL 8 and Debian 10. Ubuntu 20.04 has 2.31, Amazon Linux 2023
+/// has 2.34.
+pub(crate) const OLDEST_GLIBC: glibc_floor::Version = glibc_floor::Version {
+    major: 2,
+    minor: 28,
+};
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// The size that we promise for the stripped binary (BENCHMARKS.md): it is copied to every machine that it judges.
+const LARGEST_BINARY_BYTES: u64 = 12_000_000;
+
+/// Build the portable release binary, its man page and completions into target/dist
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Also prove that the binary needs nothing newer than glibc 2.28, and start it on Debian 11
+    #[arg(long)]
+    verify: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let binary = build()?;
+    if arguments.verify {
+        glibc_floor::verify(&binary, OLDEST_GLIBC)?;
+        debian_userland::verify(&binary)?;
+    }
+    Ok(())
+}
+
+/// Builds and writes everything below `target/dist`; returns the path of the binary.
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    let built = build_portable()?;
+    let folder = workspace::target().join("dist");
+    write_files(&built, &folder)
+        .with_context(|| format!("{} could not be filled", folder.display()))?;
+    let binary = folder.join("gpu-validator");
+    check_size(&binary)?;
+    Ok(binary)
+}
+
+/// The release binary of this machine's own toolchain. It may need a newer glibc than the portable one.
+pub(crate) fn build_native() -> anyhow::Result<PathBuf> {
+    let shell = workspace::shell()?;
+    let cargo = workspace::cargo();
+    cmd!(
+        shell,
+        "{cargo} build --release --package validator --bin gpu-validator"
+    )
+    .quiet()
+    .run()?;
+    Ok(workspace::target().join("release/gpu-validator"))
+}
+
+fn build_portable() -> anyhow::Result<PathBuf> {
+    ensure!(
+        cfg!(all(target_os = "linux", target_arch = "x86_64")),
+        "the portable binary is built on x86_64 Linux only; this is {} {}",
+        std::env::consts::ARCH,
+        std::env::consts::OS
+    );
+    let bin = tools::ZIGBUILD.install()?;
+    let shell = workspace::shell()?;
+    let cargo = workspace::cargo();
+    let target = format!("{TRIPLE}.{OLDEST_GLIBC}");
+    // cargo-zigbuild asks the first `python3` for zig: that of the environment it was installed in.
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", bin.display());
+    let cargo_zigbuild = bin.join("cargo-zigbuild");
+    cmd!(
+        shell,
+        "{cargo_zigbuild} zigbuild --release --locked --package validator --bin gpu-validator --target {target}"
+    )
+    .env("PATH", path)
+    .env("CARGO", cargo)
+    .env("RUSTFLAGS", remap_paths())
+    .env_remove("CARGO_ENCODED_RUSTFLAGS")
+    .quiet()
+    .run()
+    .context("the portable build failed")?;
+    Ok(workspace::target()
+        .join(TRIPLE)
+        .join("release/gpu-validator"))
+}
+
+/// Keeps the builder's home folder out of the panic messages, so that two builders get the same bytes.
+fn remap_paths() -> String {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let cargo_home = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
+    format!(
+        "--remap-path-prefix={cargo_home}=/cargo --remap-path-prefix={}=/gpu-bringup",
+        workspace::root().display()
+    )
+}
+
+fn write_files(built: &Path, folder: &Path) -> anyhow::Result<()> {
+    let shell = workspace::shell()?;
+    shell.remove_path(folder)?;
+    let completions = shell.create_dir(folder.join("completions"))?;
+    let binary = folder.join("gpu-validator");
+    shell.copy_file(built, &binary)?;
+    let man_page = cmd!(shell, "{binary} generate man").quiet().read()?;
+    shell.write_file(folder.join("gpu-validator.1"), man_page + "\n")?;
+    for name in ["bash", "zsh", "fish"] {
+        let text = cmd!(shell, "{binary} generate completions {name}")
+            .quiet()
+            .read()?;
+        ensure!(
+            !text.is_empty(),
+            "`gpu-validator generate completions {name}` printed nothing"
+        );
+        shell.write_file(completions.join(name), text + "\n")?;
+    }
+    shell.change_dir(folder);
+    let files = [
+        "gpu-validator",
+        "gpu-validator.1",
+        "completions/bash",
+        "completions/fish",
+        "completions/zsh",
+    ];
+    let sums = cmd!(shell, "sha256sum {files...}").quiet().read()?;
+    shell.write_file(folder.join("SHA256SUMS"), sums + "\n")?;
+    Ok(())
+}
+
+fn check_size(binary: &Path) -> anyhow::Result<()> {
+    let bytes = std::fs::metadata(binary)?.len();
+    let megabytes = format!("{}.{:02} MB", bytes / 1_000_000, bytes % 1_000_000 / 10_000);
+    if bytes > LARGEST_BINARY_BYTES {
+        bail!(
+            "{} is {megabytes}, more than the promised {} MB; `cargo tree --package validator --edges normal` shows what came in",
+            binary.display(),
+            LARGEST_BINARY_BYTES / 1_000_000
+        );
+    }
+    eprintln!(
+        "{} ({megabytes}, glibc {OLDEST_GLIBC} or newer)",
+        binary.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `cargo xtask fuzz`: runs the targets below `fuzz/` for a while, on the stable toolchain.
+//!
+//! The folder follows cargo-fuzz, so that `cargo +nightly fuzz run` works too. Here the targets are built without it:
+//! coverage comes from an LLVM pass that stable rustc can run, and the address sanitizer is left out, because the
+//! fuzzed code is safe Rust.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail, ensure};
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// What cargo-fuzz passes, less the sanitizer.
+const COVERAGE: &str = "-Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares \
+    --cfg fuzzing -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
+
+/// An input that takes longer is reported as a hang.
+const SLOWEST_INPUT_S: u32 = 10;
+
+/// Feed the parsers random input, starting from the committed corpus
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only this target
+    target: Option<String>,
+    /// How long to run, shared evenly among the targets
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let shell = workspace::shell()?;
+    let mut targets = targets(&shell)?;
+    if let Some(wanted) = &arguments.target {
+        ensure!(
+            targets.contains(wanted),
+            "no fuzz target `{wanted}`; there are {}",
+            targets.join(", ")
+        );
+        targets.retain(|target| target == wanted);
+    }
+    build(&shell)?;
+    let share = (arguments.seconds / u32::try_from(targets.len())?).max(1);
+    for target in &targets {
+        fuzz(&shell, target, share)?;
+    }
+    Ok(())
+}
+
+fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
+    let files = shell
+        .read_dir("fuzz/fuzz_targets")
+        .context("there are no fuzz targets")?;
+    let names = files
+        .iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let names: Vec<String> = names
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    ensure!(!names.is_empty(), "fuzz/fuzz_targets is empty");
+    Ok(names)
+}
+
+fn build(shell: &Shell) -> anyhow::Result<()> {
+    let cargo = workspace::cargo();
+    let target_folder = workspace::target().join("fuzz");
+    // With --target, build scripts and macros are not instrumented.
+    cmd!(shell, "{cargo} build --release --manifest-path fuzz/Cargo.toml --bins --target {TRIPLE} --target-dir {target_folder}")
+        .env("RUSTFLAGS", COVERAGE)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .quiet()
+        .run()
+        .context("the fuzz targets do not build (libFuzzer also needs a C++ compiler: apt-get install g++)")
+}
+
+fn fuzz(shell: &Shell, target: &str, seconds: u32) -> anyhow::Result<()> {
+    let binary = workspace::target()
+        .join("fuzz")
+        .join(TRIPLE)
+        .join("release")
+        .join(target);
+    let corpus = format!("fuzz/corpus/{target}");
+    let seeds = shell
+        .read_dir(&corpus)
+        .map(|files| files.len())
+        .unwrap_or_default();
+    ensure!(
+        seeds > 0,
+        "{corpus} is empty: fuzzing from nothing in {seconds} s finds nothing"
+    );
+    // libFuzzer adds what it finds to the first folder; the committed corpus stays as it is.
+    let found = shell.create_dir(workspace::target().join("fuzz/corpus").join(target))?;
+    let failures = shell.create_dir(workspace::target().join("fuzz/failures").join(target))?;
+    let prefix = format!("{}/", failures.display());
+    eprintln!("fuzzing {target} for {seconds} s from {seeds} files");
+    let limits = [
+        format!("-max_total_time={seconds}"),
+        format!("-timeout={SLOWEST_INPUT_S}"),
+    ];
+    let output = cmd!(
+        shell,
+        "{binary} {limits...} -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix={prefix} {found} {corpus}"
+    )
+    .quiet()
+    .ignore_status()
+    .output()?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!(
+            "{target} failed; the input is below {}\n{}\n{}",
+            failures.display(),
+            last_lines(&log, 40),
+            repeat(&binary, &log)
+        );
+    }
+    let runs = log
+        .lines()
+        .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))
+        .map_or("no", str::trim);
+    ensure!(
+        runs != "no" && runs != "0",
+        "{target} ran no input:\n{}",
+        last_lines(&log, 20)
+    );
+    eprintln!("{target}: {runs} inputs, no failure");
+    Ok(())
+}
+
+/// How to run the failing input again, from libFuzzer's `Test unit written to …`.
+fn repeat(binary: &Path, log: &str) -> String {
+    let written = log
+        .lines()
+        .find_map(|line| line.split_once("Test unit written to "));
+    written.map_or_else(String::new, |(_, input)| {
+        format!("to repeat: {} {input}", binary.display())
+    })
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

@@ -1,0 +1,88 @@
+//! Ctrl-C, SIGTERM and SIGHUP do not end a task at once: they ask its current child to stop, so that reports are
+//! still fetched and the remote machine is left clean. A second signal stops the child the hard way.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// How often the user has asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Finish early, but in order.
+    Stop,
+    /// Give up on the child.
+    Kill,
+}
+
+type Action = Box<dyn FnMut(Request) + Send>;
+
+#[derive(Default)]
+struct State {
+    signals: usize,
+    action: Option<Action>,
+}
+
+/// Catches the signals for the rest of the process.
+#[derive(Clone)]
+pub(crate) struct Interrupts {
+    state: Arc<Mutex<State>>,
+}
+
+impl std::fmt::Debug for Interrupts {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Interrupts({} received)", self.lock().signals)
+    }
+}
+
+impl Interrupts {
+    pub(crate) fn catch() -> anyhow::Result<Interrupts> {
+        let interrupts = Interrupts {
+            state: Arc::default(),
+        };
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let receiver = interrupts.clone();
+        std::thread::spawn(move || signals.forever().for_each(|_| receiver.received()));
+        Ok(interrupts)
+    }
+
+    /// Whether the user has asked to stop.
+    pub(crate) fn requested(&self) -> bool {
+        self.lock().signals > 0
+    }
+
+    /// Runs `wait`; a signal that comes meanwhile, or came before, calls `action`.
+    pub(crate) fn while_waiting<T>(
+        &self,
+        action: impl FnMut(Request) + Send + 'static,
+        wait: impl FnOnce() -> T,
+    ) -> T {
+        let mut action: Action = Box::new(action);
+        {
+            let mut state = self.lock();
+            if state.signals > 0 {
+                action(Request::Stop);
+            }
+            state.action = Some(action);
+        }
+        let result = wait();
+        self.lock().action = None;
+        result
+    }
+
+    fn received(&self) {
+        let mut state = self.lock();
+        state.signals += 1;
+        let request = if state.signals == 1 {
+            Request::Stop
+        } else {
+            Request::Kill
+        };
+        if let Some(action) = &mut state.action {
+            action(request);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

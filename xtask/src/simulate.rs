@@ -1,0 +1,200 @@
+//! `cargo xtask simulate`: runs a program on a simulated GPU node. Only that program's environment is changed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, ensure};
+use xshell::cmd;
+
+use crate::{EXIT_CODE_BAD_INPUT, workspace};
+
+/// Run a program on a simulated GPU node, or list the nodes and faults
+///
+/// The program loads simulated NVIDIA libraries (NVML, the CUDA driver, cuBLASLt) instead of the machine's own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A node by name (`cargo xtask simulate list`) or from a file, or `list`
+    #[arg(value_name = "NODE|list")]
+    node: String,
+    /// A fault by name or from a file; may be given several times
+    #[arg(long, value_name = "NAME-OR-FILE")]
+    fault: Vec<String>,
+    /// A change to the node (gpu.memory=2GiB); may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The program and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let outcome = if arguments.node == "list" {
+        list()
+    } else {
+        run_on_node(arguments)
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(EXIT_CODE_BAD_INPUT)
+        }
+    }
+}
+
+/// A node that programs can be run on.
+#[derive(Debug)]
+pub(crate) struct PreparedNode {
+    /// Node and faults in one name.
+    pub(crate) scenario: String,
+    folder: PathBuf,
+    sysroot: PathBuf,
+    environment: BTreeMap<String, String>,
+}
+
+impl PreparedNode {
+    /// Makes the validator's `command` see the node instead of this machine.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        command
+            .envs(&self.environment)
+            .arg("--sysroot")
+            .arg(&self.sysroot);
+    }
+}
+
+impl Drop for PreparedNode {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn run_on_node(arguments: &Arguments) -> anyhow::Result<()> {
+    let [program, rest @ ..] = &*arguments.command else {
+        anyhow::bail!(
+            "no program to run; for example: cargo xtask simulate {} -- python3 -m gpustat",
+            arguments.node
+        );
+    };
+    let node = prepare(&arguments.node, &arguments.fault, &arguments.set)?;
+    // The program takes this process's place: its signals, its terminal and its exit code are then its own. The node's
+    // folder carries the process id and is removed by a later task, once that process is gone.
+    let node = std::mem::ManuallyDrop::new(node);
+    let error = Command::new(program)
+        .args(rest)
+        .envs(&node.environment)
+        .exec();
+    Err(error).with_context(|| format!("{} could not be started", program.display()))
+}
+
+fn list() -> anyhow::Result<()> {
+    let (simulator, _) = build()?;
+    let status = Command::new(simulator).arg("list").status()?;
+    ensure!(status.success(), "the simulator could not list its nodes");
+    Ok(())
+}
+
+/// Builds the simulator and makes a node for this process.
+pub(crate) fn prepare(
+    node: &str,
+    faults: &[String],
+    overrides: &[String],
+) -> anyhow::Result<PreparedNode> {
+    let (simulator, library) = build()?;
+    let parent = workspace::target().join("simulated-nodes");
+    remove_abandoned(&parent);
+    let folder = parent.join(std::process::id().to_string());
+    std::fs::create_dir_all(&parent)
+        .with_context(|| format!("{} cannot be made", parent.display()))?;
+    let mut command = Command::new(simulator);
+    command
+        .arg("prepare")
+        .arg("--folder")
+        .arg(&folder)
+        .arg("--library")
+        .arg(library);
+    for fault in faults {
+        command.args(["--fault", fault]);
+    }
+    for change in overrides {
+        command.args(["--set", change]);
+    }
+    // Its errors name the file, the line and the nearest valid name; they go to the terminal as they are.
+    let output = command
+        .arg("--")
+        .arg(node)
+        .stderr(Stdio::inherit())
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "the node `{node}` could not be made, see above"
+    );
+    parse(&output.stdout, folder).context("the simulator's answer was not understood")
+}
+
+fn parse(answer: &[u8], folder: PathBuf) -> anyhow::Result<PreparedNode> {
+    let answer: serde_json::Value = serde_json::from_slice(answer)?;
+    let text = |key: &str| answer[key].as_str().with_context(|| format!("no `{key}`"));
+    let environment = answer["environment"]
+        .as_object()
+        .context("no `environment`")?;
+    let environment = environment
+        .iter()
+        .map(|(key, value)| {
+            Ok((
+                key.clone(),
+                value
+                    .as_str()
+                    .with_context(|| format!("{key} is not text"))?
+                    .to_owned(),
+            ))
+        })
+        .collect::<anyhow::Result<_>>()?;
+    Ok(PreparedNode {
+        scenario: text("scenario_name")?.to_owned(),
+        sysroot: text("sysroot")?.into(),
+        environment,
+        folder,
+    })
+}
+
+/// The simulator's program and its library, optimized: it executes the GPU kernels on the CPU.
+fn build() -> anyhow::Result<(PathBuf, PathBuf)> {
+    let shell = workspace::shell()?;
+    let cargo = workspace::cargo();
+    cmd!(shell, "{cargo} build --quiet --release --package simulator")
+        .quiet()
+        .run()?;
+    let folder = workspace::target().join("release");
+    Ok((folder.join("simulate-node"), folder.join("libsimulator.so")))
+}
+
+/// Removes the nodes of processes that are gone.
+fn remove_abandoned(parent: &Path) {
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let process = Path::new("/proc").join(entry.file_name());
+        if !process.exists() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn the_simulators_answer_is_understood() {
+        let folder = std::env::temp_dir().join("no-such-simulated-node");
+        let answer = br#"{"scenario_name": "p5.48xlarge+xid-79", "sysroot": "/n/sysroot", "environment": {"LD_LIBRARY_PATH": "/n/lib"}}"#;
+        let node = parse(answer, folder.clone()).expect("an answer");
+        assert_eq!(node.scenario, "p5.48xlarge+xid-79");
+        assert_eq!(node.environment["LD_LIBRARY_PATH"], "/n/lib");
+        assert!(parse(br#"{"scenario_name": "x", "sysroot": "/n"}"#, folder).is_err());
+    }
+}

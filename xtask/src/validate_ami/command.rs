@@ -1,0 +1,218 @@
+//! The validator's command line, and what its end means; the same here and on another machine.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Read, Write};
+use std::path::Path;
+use std::process::{Child, ExitStatus};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, bail};
+
+use super::reports::{self, REPORTS};
+use crate::interrupts::Interrupts;
+
+/// One run of the validator, wherever it happens.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) binary: &'a Path,
+    pub(crate) level: Option<&'a str>,
+    pub(crate) profile: Option<&'a Path>,
+    pub(crate) sudo: bool,
+    pub(crate) reports: &'a reports::Folder,
+    pub(crate) interrupts: &'a Interrupts,
+}
+
+impl Run<'_> {
+    /// The validator's arguments, with the reports in `folder` and the profile at `profile`.
+    pub(crate) fn arguments(&self, folder: &Path, profile: Option<&Path>) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["run".into()];
+        if let Some(level) = self.level {
+            arguments.extend(["--level".into(), level.into()]);
+        }
+        if let Some(profile) = profile {
+            arguments.extend(["--profile".into(), profile.into()]);
+        }
+        for (option, name) in REPORTS {
+            arguments.extend([option.into(), folder.join(name).into()]);
+        }
+        // The validator writes to a pipe, so it cannot see the terminal itself.
+        arguments.extend([
+            "--color".into(),
+            if wants_color() {
+                "always".into()
+            } else {
+                "never".into()
+            },
+        ]);
+        arguments
+    }
+}
+
+fn wants_color() -> bool {
+    std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// How the validator ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Ending {
+    pub(crate) fn of(status: ExitStatus) -> Ending {
+        use std::os::unix::process::ExitStatusExt as _;
+        status.code().map_or_else(
+            || Ending::Signal(status.signal().unwrap_or_default()),
+            Ending::Code,
+        )
+    }
+
+    /// The validator's exit code. Anything that it never answers by itself is trouble, not a verdict.
+    pub(crate) fn exit_code(self) -> anyhow::Result<u8> {
+        match self {
+            Ending::Code(code @ 0..=4) => Ok(u8::try_from(code)?),
+            Ending::Code(101) => {
+                bail!("the validator panicked (exit code 101); what it printed is in stderr.txt")
+            }
+            Ending::Code(code @ (126 | 127)) => {
+                bail!("the validator could not be started (exit code {code}); stderr.txt says why")
+            }
+            // A shell on the other machine says a signal this way.
+            Ending::Code(code @ 129..=192) => Ending::Signal(code - 128).exit_code(),
+            Ending::Code(code) => bail!(
+                "the validator ended with exit code {code}, which is none of its own; stderr.txt may say why"
+            ),
+            Ending::Signal(signal) => {
+                bail!("the validator was killed by signal {signal} before it could finish")
+            }
+        }
+    }
+}
+
+/// The exit codes in words.
+pub(crate) fn meaning(code: u8) -> &'static str {
+    match code {
+        0 => "everything was judged and nothing failed",
+        1 => "at least one check failed; this node must not take work",
+        2 => "nothing failed, but something could not be judged; this is not a pass",
+        3 => "the profile or the arguments are wrong; nothing was judged",
+        4 => "nothing failed; only the load on GPUs that others are using was not judged",
+        _ => "unknown",
+    }
+}
+
+/// Passes on what a child prints as it comes, and keeps a copy without colours in the reports' folder.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    threads: Vec<JoinHandle<std::io::Result<()>>>,
+}
+
+impl Streams {
+    pub(crate) fn follow(child: &mut Child, reports: &reports::Folder) -> anyhow::Result<Streams> {
+        let stdout = child.stdout.take().context("stdout is not a pipe")?;
+        let stderr = child.stderr.take().context("stderr is not a pipe")?;
+        let copy = |name| {
+            std::fs::File::create(reports.file(name))
+                .with_context(|| format!("{name} cannot be written"))
+        };
+        let (stdout_copy, stderr_copy) = (copy(reports::STDOUT)?, copy(reports::STDERR)?);
+        Ok(Streams {
+            threads: vec![
+                std::thread::spawn(move || tee(stdout, std::io::stdout(), stdout_copy)),
+                std::thread::spawn(move || tee(stderr, std::io::stderr(), stderr_copy)),
+            ],
+        })
+    }
+
+    /// Waits until the child has closed both.
+    pub(crate) fn finish(self) {
+        for thread in self.threads {
+            if let Ok(Err(error)) = thread.join() {
+                eprintln!("warning: the validator's output was not kept whole: {error}");
+            }
+        }
+    }
+}
+
+fn tee(mut from: impl Read, mut terminal: impl Write, mut copy: impl Write) -> std::io::Result<()> {
+    let mut buffer = [0; 8192];
+    let mut plain = WithoutColor::default();
+    let mut kept = Ok(());
+    loop {
+        let length = from.read(&mut buffer)?;
+        if length == 0 {
+            return kept;
+        }
+        // A closed terminal or a full disk must not block the validator: keep reading either way.
+        let _ = terminal
+            .write_all(&buffer[..length])
+            .and_then(|()| terminal.flush());
+        if kept.is_ok() {
+            kept = copy.write_all(&plain.strip(&buffer[..length]));
+        }
+    }
+}
+
+/// Removes the terminal's control sequences (`ESC [ … letter`), also when one is cut between two reads.
+#[derive(Debug, Default)]
+struct WithoutColor {
+    state: Sequence,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum Sequence {
+    #[default]
+    Outside,
+    Escape,
+    Inside,
+}
+
+impl WithoutColor {
+    fn strip(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut kept = Vec::with_capacity(bytes.len());
+        for &byte in bytes {
+            self.state = match (self.state, byte) {
+                (Sequence::Outside, 0x1b) => Sequence::Escape,
+                (Sequence::Escape, b'[') => Sequence::Inside,
+                (Sequence::Inside, byte) if !(0x40..=0x7e).contains(&byte) => Sequence::Inside,
+                (Sequence::Inside, _) => Sequence::Outside,
+                (Sequence::Outside | Sequence::Escape, byte) => {
+                    kept.push(byte);
+                    Sequence::Outside
+                }
+            };
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ending, WithoutColor};
+
+    #[test]
+    fn only_the_validators_own_codes_are_verdicts() {
+        for code in 0..=4_u8 {
+            assert_eq!(Ending::Code(code.into()).exit_code().ok(), Some(code));
+        }
+        let trouble = |ending: Ending| ending.exit_code().expect_err("not a verdict").to_string();
+        assert!(trouble(Ending::Code(101)).contains("panicked"));
+        assert!(trouble(Ending::Code(127)).contains("could not be started"));
+        assert!(trouble(Ending::Code(137)).contains("killed by signal 9"));
+        assert!(trouble(Ending::Signal(11)).contains("killed by signal 11"));
+        assert!(trouble(Ending::Code(64)).contains("exit code 64"));
+    }
+
+    #[test]
+    fn the_kept_copy_has_no_colors() {
+        let mut plain = WithoutColor::default();
+        let mut kept = plain.strip(b"ok \x1b[1;3");
+        kept.extend(plain.strip(b"2mgreen\x1b[0m \xe2\x9c\x93\n"));
+        assert_eq!(
+            String::from_utf8(kept).as_deref(),
+            Ok("ok green \u{2713}\n")
+        );
+    }
+}
