@@ -262,6 +262,25 @@ pub enum ExitStatus {
 }
 
 impl Run {
+    /// [`Run::profile`] of a run without a profile.
+    pub const BUILT_IN_PROFILE: &str = "built-in";
+
+    /// Judges `facts` by `profile`: the whole of what a report is made of.
+    pub fn judged(
+        facts: Facts,
+        profile: &crate::profile::Profile,
+        profile_name: &str,
+        level: crate::level::Level,
+    ) -> Self {
+        Self {
+            findings: crate::judge(&facts, profile, level),
+            incomplete: facts.interrupted.clone(),
+            facts,
+            profile: profile_name.to_owned(),
+            level,
+        }
+    }
+
     pub fn counts(&self) -> Counts {
         Counts::of(&self.findings)
     }

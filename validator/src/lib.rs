@@ -13,6 +13,8 @@
 mod check;
 #[deny(clippy::disallowed_methods)]
 mod checks;
+pub mod cli;
+mod commands;
 #[deny(clippy::disallowed_methods)]
 mod expect;
 pub mod facts;
@@ -24,6 +26,8 @@ mod machine;
 pub mod probe;
 pub mod profile;
 pub mod reference;
+#[deny(clippy::disallowed_methods)]
+pub mod report;
 #[deny(clippy::disallowed_methods)]
 mod tally;
 #[cfg(test)]

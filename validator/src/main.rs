@@ -1,1 +1,5 @@
-fn main() {}
+//! The binary `gpu-validator`; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    validator::cli::main()
+}

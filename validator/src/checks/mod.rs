@@ -44,6 +44,7 @@ mod persistence_mode;
 mod power_limit;
 mod recovery_action;
 mod row_remapping;
+mod run_complete;
 mod services;
 mod temperature;
 mod throttle_history;
@@ -93,6 +94,11 @@ pub(crate) static ALL: &[Entry] = &[
         check: &persistence_daemon::CHECK,
         file_name: "persistence_daemon",
         documentation: include_str!("persistence_daemon.rs"),
+    },
+    Entry {
+        check: &run_complete::CHECK,
+        file_name: "run_complete",
+        documentation: include_str!("run_complete.rs"),
     },
     Entry {
         check: &services::CHECK,

@@ -4,6 +4,7 @@
 //! `facts.json`. No NVML or CUDA type appears here. A probe never fails: what could not be read is a
 //! [`Reading::NotRead`] with the reason, so that a check cannot mistake it for a value.
 
+mod anonymize;
 mod cuda;
 mod gpu;
 mod host;
@@ -13,6 +14,7 @@ mod reading;
 
 use std::collections::BTreeMap;
 
+use anyhow::Context as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,5 +68,28 @@ impl Facts {
         self.gpus
             .iter()
             .find(|gpu| gpu.uuid.value().is_some_and(|it| it == uuid))
+    }
+
+    /// Reads `facts.json`. Facts that a newer version wrote are refused: this version would misjudge them.
+    pub fn from_json(text: &[u8]) -> anyhow::Result<Self> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let facts: serde_json::Result<Self> = serde_json::from_slice(text);
+        let format = match &facts {
+            Ok(facts) => Some(facts.format),
+            // Other fields may be unknown because the format is newer, and then that is what the reader must hear.
+            Err(_) => serde_json::from_slice::<Format>(text)
+                .ok()
+                .map(|it| it.format),
+        };
+        if let Some(format) = format.filter(|it| *it > FACTS_FORMAT) {
+            anyhow::bail!(
+                "these facts have format {format}, and this gpu-validator reads formats up to {FACTS_FORMAT}; \
+                 use a newer gpu-validator"
+            );
+        }
+        facts.context("not a facts file of gpu-validator")
     }
 }

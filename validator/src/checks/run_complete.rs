@@ -1,0 +1,78 @@
+//! The run looked at everything it meant to.
+//!
+//! ## Why
+//! A run that was stopped, or that found no GPU to look at, has no failures to report; an empty test would read as a
+//! green one in every tool that counts failures.
+//!
+//! ## How it is judged
+//! The facts must say that collection was not interrupted, and NVML must have listed at least one GPU.
+//!
+//! ## What to do
+//! Run again and let it finish. Where no GPU is listed, the other findings say which layer is missing.
+//!
+//! ## Source
+//! This project's own rule: what was not looked at never passes.
+
+use crate::check::{Check, Judge};
+use crate::facts::Facts;
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "run_complete",
+    stage: Stage::Host,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: concat!(
+        env!("CARGO_PKG_REPOSITORY"),
+        "/blob/main/CHECKS.md#run_complete"
+    ),
+};
+
+fn judge(facts: &Facts, _: &Profile) -> Judgement {
+    if let Some(reason) = &facts.interrupted {
+        return Ok(Outcome::error(format!("the run ended early: {reason}")).remedy("run it again"));
+    }
+    if facts.gpus.is_empty() {
+        return Ok(Outcome::error("no GPU was looked at: NVML listed none"));
+    }
+    let gpus = facts.gpus.len();
+    let plural = if gpus == 1 { "" } else { "s" };
+    Ok(Outcome::pass(format!(
+        "every stage ended, {gpus} GPU{plural} looked at"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::findings::Verdict;
+    use crate::test_machine::{healthy_node, judge_check};
+
+    #[test]
+    fn passes_when_every_stage_ended() {
+        let findings = judge_check(&super::CHECK, &healthy_node(), "{}");
+        assert_eq!(findings[0].verdict, Verdict::Pass);
+        assert_eq!(findings[0].summary, "every stage ended, 8 GPUs looked at");
+    }
+
+    #[test]
+    fn errs_when_the_run_was_stopped() {
+        let mut facts = healthy_node();
+        facts.interrupted = Some("signal 15 (SIGTERM)".to_owned());
+        let findings = judge_check(&super::CHECK, &facts, "{}");
+        assert_eq!(findings[0].verdict, Verdict::Error);
+        assert_eq!(
+            findings[0].summary,
+            "the run ended early: signal 15 (SIGTERM)"
+        );
+    }
+
+    #[test]
+    fn errs_without_a_gpu() {
+        let mut facts = healthy_node();
+        facts.gpus.clear();
+        let findings = judge_check(&super::CHECK, &facts, "{}");
+        assert_eq!(findings[0].verdict, Verdict::Error);
+    }
+}

@@ -1,0 +1,123 @@
+//! `gpu-validator checks`: what is checked, why, and what to do when it fails.
+
+use anyhow::bail;
+
+use super::terminal::to_stdout;
+use crate::check::{Entry, Judge, title};
+use crate::checks::ALL;
+use crate::findings::ExitStatus;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum ChecksCommand {
+    /// List every check: its id, stage, lowest level, and what it wants
+    List,
+    /// Explain a check: what, why, how it is judged, what to do, and by which source
+    Explain {
+        /// The check's id, as in reports: persistence_mode
+        id: String,
+    },
+}
+
+pub(crate) fn checks(command: &ChecksCommand) -> anyhow::Result<ExitStatus> {
+    let text = match command {
+        ChecksCommand::List => list(),
+        ChecksCommand::Explain { id } => explain(id)?,
+    };
+    to_stdout(&text);
+    Ok(ExitStatus::Passed)
+}
+
+fn list() -> String {
+    let width = ALL.iter().map(|it| it.check.id.len()).max().unwrap_or(0);
+    ALL.iter()
+        .map(|entry| {
+            let check = entry.check;
+            let subject = match check.judge {
+                Judge::Host(_) => "host",
+                Judge::EachGpu(_) => "each GPU",
+            };
+            format!(
+                "{:<width$}  {:<4}  {:<8}  {:<8}  {}\n",
+                check.id,
+                check.stage.to_string(),
+                check.level.to_string(),
+                subject,
+                title(entry)
+            )
+        })
+        .collect()
+}
+
+fn explain(id: &str) -> anyhow::Result<String> {
+    let Some(entry) = ALL.iter().find(|it| it.check.id == id) else {
+        match nearest(id) {
+            Some(near) => bail!("there is no check `{id}`; did you mean `{near}`?"),
+            None => bail!("there is no check `{id}`; `gpu-validator checks list` names all"),
+        }
+    };
+    let check = entry.check;
+    Ok(format!(
+        "{id}: {}\n\nSee also: {}\nStage {}, level {} and above.\n\
+         To change its severity in a profile, with a reason that reports show:\n\n  \
+         checks:\n    {id}: {{severity: warn, reason: \"…\"}}\n",
+        documentation(entry),
+        check.documentation_url,
+        check.stage,
+        check.level,
+    ))
+}
+
+/// The id that `id` most likely means.
+fn nearest(id: &str) -> Option<&'static str> {
+    /// Below this similarity a suggestion misleads more than it helps.
+    const SIMILAR: f64 = 0.7;
+    let id = id.to_lowercase().replace('-', "_");
+    ALL.iter()
+        .map(|it| (strsim::jaro_winkler(&id, it.check.id), it.check.id))
+        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .map(|(_, id)| id)
+}
+
+/// The `//!` lines as plain text.
+fn documentation(entry: &Entry) -> String {
+    let lines: Vec<String> = entry
+        .documentation
+        .lines()
+        .take_while(|line| line.starts_with("//!"))
+        .map(|line| {
+            let line = line.trim_start_matches("//!");
+            let line = line.strip_prefix(' ').unwrap_or(line);
+            match line.strip_prefix("## ") {
+                Some(heading) => format!("{heading}:"),
+                None => line.to_owned(),
+            }
+        })
+        .collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_mistyped_id_is_answered_with_the_nearest() {
+        assert_eq!(super::nearest("persistance-mode"), Some("persistence_mode"));
+        assert_eq!(super::nearest("zzz"), None);
+    }
+
+    #[test]
+    fn every_check_is_listed_and_can_be_explained() {
+        let list = super::list();
+        for entry in crate::checks::ALL {
+            assert!(list.contains(entry.check.id));
+            let text = super::explain(entry.check.id).expect("it is a check");
+            for heading in ["Why:", "How it is judged:", "What to do:", "Source:"] {
+                assert!(
+                    text.contains(heading),
+                    "{} does not say `{heading}`",
+                    entry.check.id
+                );
+            }
+        }
+    }
+}

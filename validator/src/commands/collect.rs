@@ -1,0 +1,78 @@
+//! `gpu-validator collect`: look at this machine and write what was seen, without judging.
+
+use std::path::{Path, PathBuf};
+
+use super::progress::Progress;
+use super::report_files::{facts_json, write_whole};
+use super::report_options::given;
+use super::run::{probe_options, stop_on_signals};
+use super::terminal::{to_stderr, to_stdout};
+use crate::findings::ExitStatus;
+use crate::level::{Level, Stage};
+use crate::probe;
+
+/// Look at this machine and write what was seen, without judging
+///
+/// Exits with 0 when everything was looked at and written, with 2 when the run was stopped or the file could not be
+/// written (the facts then go to standard output).
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Where to write the facts; standard output without it
+    #[arg(long, short, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
+    output: Option<PathBuf>,
+    /// How much to look at
+    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
+    level: Level,
+    /// The profile names services that are looked at beside NVIDIA's own
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
+    profile: Option<PathBuf>,
+    /// Replace serial numbers, UUIDs, the host name and the instance id, alike wherever they appear
+    #[arg(long)]
+    anonymize: bool,
+    /// Read the host's files below this folder
+    #[arg(long, value_name = "DIR")]
+    sysroot: Option<PathBuf>,
+}
+
+pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let profile = match given(arguments.profile.as_deref()) {
+        Some(path) => crate::profile::load(path)?,
+        None => crate::profile::Profile::default(),
+    };
+    let interrupt = stop_on_signals()?;
+    let options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    let mut facts = {
+        let progress = Progress::start();
+        probe::collect(&options, &interrupt, &mut |stage, _| match stage {
+            Stage::Host => progress.begin(Stage::Gpu),
+            Stage::Gpu | Stage::Load => progress.begin(Stage::Load),
+        })
+    };
+    if arguments.anonymize {
+        facts = facts.anonymized()?;
+    }
+    let text = facts_json(&facts);
+    let path = given(arguments.output.as_deref()).filter(|it| *it != Path::new("-"));
+    let written = match path {
+        None => to_stdout(&text),
+        Some(path) => match write_whole(path, text.as_bytes()) {
+            Ok(()) => true,
+            Err(error) => {
+                to_stderr(&format!(
+                    "warning: the facts cannot be written to {}: {error}; they go to standard output\n",
+                    path.display()
+                ));
+                to_stdout(&text);
+                false
+            }
+        },
+    };
+    if let Some(reason) = &facts.interrupted {
+        to_stderr(&format!("warning: the facts are not complete: {reason}\n"));
+    }
+    if written && facts.interrupted.is_none() {
+        Ok(ExitStatus::Passed)
+    } else {
+        Ok(ExitStatus::NotJudged)
+    }
+}

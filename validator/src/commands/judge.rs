@@ -1,0 +1,175 @@
+//! `gpu-validator judge`: judge facts that were collected before, of one machine or of many.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, bail};
+
+use super::report_files::{ReportFiles, write_whole};
+use super::report_options::{ReportOptions, given};
+use super::run::refuse_simulated;
+use super::terminal::{to_stderr, to_stdout};
+use crate::facts::Facts;
+use crate::findings::{ExitStatus, Run};
+use crate::level::Level;
+use crate::profile::Profile;
+use crate::report::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+
+/// Judge facts that were collected before
+///
+/// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts everywhere.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = crate::cli::EXIT_CODES)]
+pub(crate) struct Arguments {
+    /// A facts file, or a folder: each *.json in it is judged, one line each, and only --json may be written
+    #[arg(value_name = "FACTS")]
+    facts: PathBuf,
+    /// Judge at a lower level than the facts were collected at
+    #[arg(long, value_enum)]
+    level: Option<Level>,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+pub(crate) fn judge(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let (profile, profile_name) = arguments.report.profile()?;
+    let judge = Judge {
+        profile,
+        profile_name,
+        level: arguments.level,
+        forbid_simulated: arguments.report.forbid_simulated,
+    };
+    if arguments.facts.is_dir() {
+        return judge_folder(arguments, &judge);
+    }
+    let run = judge.file(&arguments.facts)?;
+    ReportFiles::new(&arguments.report, None).finish(&run, &arguments.report);
+    Ok(run.exit_status())
+}
+
+/// By what facts are judged.
+struct Judge {
+    profile: Profile,
+    profile_name: String,
+    level: Option<Level>,
+    forbid_simulated: bool,
+}
+
+impl Judge {
+    fn file(&self, path: &Path) -> anyhow::Result<Run> {
+        let mut facts = read_facts(path)?;
+        refuse_simulated(&mut facts, self.forbid_simulated);
+        let level = self.level.unwrap_or(facts.level);
+        Ok(Run::judged(facts, &self.profile, &self.profile_name, level))
+    }
+
+    fn entry(&self, path: &Path) -> FleetEntry {
+        let name = path
+            .file_name()
+            .map_or_else(String::new, |it| it.to_string_lossy().into_owned());
+        match self.file(path) {
+            Ok(run) => FleetEntry::judged(&name, &run),
+            Err(error) => FleetEntry::unreadable(&name, &format!("{error:#}")),
+        }
+    }
+}
+
+fn read_facts(path: &Path) -> anyhow::Result<Facts> {
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Facts::from_json(&text).with_context(|| format!("{}", path.display()))
+}
+
+fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStatus> {
+    let folder = &arguments.facts;
+    let options = &arguments.report;
+    for (option, path) in [
+        ("--junit", &options.junit),
+        ("--markdown", &options.markdown),
+        ("--html", &options.html),
+        ("--metrics", &options.metrics),
+    ] {
+        if given(path.as_deref()).is_some() {
+            bail!(
+                "{option} reports on one facts file, and {} is a folder",
+                folder.display()
+            );
+        }
+    }
+    let paths = facts_files(folder)?;
+    if paths.is_empty() {
+        bail!("no *.json file in {}", folder.display());
+    }
+    let entries = judge_all(&paths, judge);
+    let totals = FleetTotals::of(&entries);
+    let mut lines: String = entries
+        .iter()
+        .map(|entry| fleet_line(entry) + "\n")
+        .collect();
+    lines.push_str(&format!("\n{totals}\n"));
+    match given(options.json.as_deref()) {
+        Some(path) if path == Path::new("-") => {
+            to_stderr(&lines);
+            to_stdout(&fleet_json(&entries));
+        }
+        Some(path) => {
+            to_stdout(&lines);
+            let report = fleet_json(&entries);
+            if let Err(error) = write_whole(path, report.as_bytes()) {
+                to_stderr(&format!(
+                    "warning: the JSON report cannot be written to {}: {error}; it goes to standard output\n",
+                    path.display()
+                ));
+                to_stdout(&report);
+            }
+        }
+        None => {
+            to_stdout(&lines);
+        }
+    }
+    Ok(totals.exit_status())
+}
+
+/// The folder's `*.json`, by name.
+fn facts_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("cannot list {}", folder.display()))?
+            .path();
+        if path.extension().is_some_and(|it| it == "json") && !path.is_dir() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Judges on every processor; the entries are in the order of `paths`.
+fn judge_all(paths: &[PathBuf], judge: &Judge) -> Vec<FleetEntry> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let entries = Mutex::new(Vec::with_capacity(paths.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(paths.len()) {
+            scope.spawn(|| {
+                while let Some((index, path)) = {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    paths.get(index).map(|path| (index, path))
+                } {
+                    let entry = judge.entry(path);
+                    entries
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((index, entry));
+                }
+            });
+        }
+    });
+    let mut entries = entries.into_inner().unwrap_or_else(PoisonError::into_inner);
+    entries.sort_by_key(|(index, _)| *index);
+    entries.into_iter().map(|(_, entry)| entry).collect()
+}

@@ -1,0 +1,76 @@
+//! Options that `run` and `judge` share: the profile, and which reports to write.
+
+use std::path::{Path, PathBuf};
+
+use super::terminal::ColorChoice;
+use crate::findings::Run;
+use crate::profile::Profile;
+use crate::report::HumanStyle;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReportOptions {
+    /// What this node must be; without it, expectations follow from the EC2 instance type and the GPU model
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Write a JUnit report, `-` for standard output
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_JUNIT")]
+    pub(crate) junit: Option<PathBuf>,
+    /// Write a JSON report (see `gpu-validator schema report`), `-` for standard output
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_JSON")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a Markdown report, `-` for standard output
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_MARKDOWN")]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Write an HTML report, `-` for standard output
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_HTML")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write metrics for node_exporter's textfile collector, `-` for standard output
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_METRICS")]
+    pub(crate) metrics: Option<PathBuf>,
+    /// Annotate a GitHub Actions job and append to its summary; on by itself where GITHUB_ACTIONS is true
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) github: Option<bool>,
+    /// Colour the report on standard output
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        env = "GPU_VALIDATOR_COLOR"
+    )]
+    pub(crate) color: ColorChoice,
+    /// Show every check of every GPU, not only what is worth looking at
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+    /// Never pass when simulated driver libraries answered: the run counts as not judged
+    #[arg(long, env = "GPU_VALIDATOR_FORBID_SIMULATED")]
+    pub(crate) forbid_simulated: bool,
+}
+
+impl ReportOptions {
+    /// The profile and its name in reports.
+    pub(crate) fn profile(&self) -> anyhow::Result<(Profile, String)> {
+        // An empty GPU_VALIDATOR_PROFILE, as a unit file may leave it, names no profile.
+        match given(self.profile.as_deref()) {
+            Some(path) => Ok((crate::profile::load(path)?, path.display().to_string())),
+            None => Ok((Profile::default(), Run::BUILT_IN_PROFILE.to_owned())),
+        }
+    }
+
+    pub(crate) fn style(&self) -> HumanStyle {
+        HumanStyle {
+            color: self.color.on_stdout(),
+            verbose: self.verbose,
+        }
+    }
+
+    pub(crate) fn github(&self) -> bool {
+        self.github
+            .unwrap_or_else(|| std::env::var_os("GITHUB_ACTIONS").is_some_and(|it| it == "true"))
+    }
+}
+
+/// A path that is not empty.
+pub(crate) fn given(path: Option<&Path>) -> Option<&Path> {
+    path.filter(|path| !path.as_os_str().is_empty())
+}

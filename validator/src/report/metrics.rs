@@ -1,0 +1,214 @@
+//! The report for Prometheus: a file for node_exporter's textfile collector.
+
+use std::fmt::Write as _;
+
+use super::machine::Machine;
+use super::verdict;
+use crate::facts::GpuFacts;
+use crate::findings::{ExitStatus, Run, Verdict};
+
+/// The metrics in Prometheus' text format.
+pub fn metrics(run: &Run) -> String {
+    let mut page = Page(String::new());
+    page.run(run);
+    page.checks(run);
+    page.gpus(run);
+    page.0
+}
+
+struct Page(String);
+
+type Labels<'a> = Vec<(&'a str, &'a str)>;
+
+impl Page {
+    fn metric(&mut self, name: &str, help: &str, samples: &[(Labels<'_>, f64)]) {
+        if samples.is_empty() {
+            return;
+        }
+        let _ = writeln!(self.0, "# HELP gpu_validator_{name} {help}");
+        let _ = writeln!(self.0, "# TYPE gpu_validator_{name} gauge");
+        for (labels, value) in samples {
+            let labels: Vec<String> = labels
+                .iter()
+                .map(|(label, value)| format!("{label}=\"{}\"", label_value(value)))
+                .collect();
+            let labels = if labels.is_empty() {
+                String::new()
+            } else {
+                format!("{{{}}}", labels.join(","))
+            };
+            let _ = writeln!(self.0, "gpu_validator_{name}{labels} {value}");
+        }
+    }
+
+    fn run(&mut self, run: &Run) {
+        let machine = Machine::of(&run.facts);
+        let status = run.exit_status();
+        let yes_no = |yes: bool| if yes { "true" } else { "false" };
+        let level = run.level.to_string();
+        self.metric(
+            "info",
+            "What was judged, and by which version; always 1.",
+            &[(
+                vec![
+                    ("version", env!("CARGO_PKG_VERSION")),
+                    ("level", &level),
+                    ("profile", &run.profile),
+                    (
+                        "driver_version",
+                        machine.driver_version.as_deref().unwrap_or_default(),
+                    ),
+                    (
+                        "cuda_version",
+                        machine.cuda_version.as_deref().unwrap_or_default(),
+                    ),
+                    ("simulated", yes_no(run.facts.simulated.is_some())),
+                    ("incomplete", yes_no(run.incomplete.is_some())),
+                    ("anonymized", yes_no(run.facts.anonymized)),
+                ],
+                1.0,
+            )],
+        );
+        let verdicts: Vec<(Labels<'_>, f64)> = [
+            ExitStatus::Passed,
+            ExitStatus::Failed,
+            ExitStatus::NotJudged,
+            ExitStatus::Busy,
+        ]
+        .into_iter()
+        .map(|it| {
+            let labels = vec![("verdict", verdict::key(it))];
+            (labels, f64::from(u8::from(it == status)))
+        })
+        .collect();
+        self.metric(
+            "verdict",
+            "1 for the verdict of the run, 0 for the others.",
+            &verdicts,
+        );
+        self.metric(
+            "exit_code",
+            "Exit code of the run: 0 pass, 1 fail, 2 not judged, 4 busy.",
+            &[(Vec::new(), f64::from(status as u8))],
+        );
+        if let Ok(time) = run.facts.collected_at.parse::<jiff::Timestamp>() {
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "seconds since 1970 fit into 53 bits"
+            )]
+            let seconds = time.as_second() as f64;
+            self.metric(
+                "collected_timestamp_seconds",
+                "When the facts were collected, in seconds since 1970.",
+                &[(Vec::new(), seconds)],
+            );
+        }
+    }
+
+    fn checks(&mut self, run: &Run) {
+        let mut ids: Vec<&str> = Vec::new();
+        for finding in &run.findings {
+            if !ids.contains(&finding.check.as_str()) {
+                ids.push(&finding.check);
+            }
+        }
+        let verdicts = [
+            (Verdict::Pass, "pass"),
+            (Verdict::Warn, "warn"),
+            (Verdict::Fail, "fail"),
+            (Verdict::Error, "error"),
+            (Verdict::Skip, "skip"),
+        ];
+        let mut samples = Vec::new();
+        for id in ids {
+            for (verdict, name) in verdicts {
+                let count = run
+                    .findings
+                    .iter()
+                    .filter(|it| it.check == id && it.verdict == verdict)
+                    .count();
+                #[expect(clippy::cast_precision_loss, reason = "a handful of findings")]
+                samples.push((vec![("check", id), ("verdict", name)], count as f64));
+            }
+        }
+        self.metric(
+            "test_cases",
+            "Test cases (a check on the host or on one GPU) by check and verdict.",
+            &samples,
+        );
+    }
+
+    fn gpus(&mut self, run: &Run) {
+        type Value = fn(&GpuFacts) -> Option<f64>;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "bytes below 2^53 are exact, and no memory is larger"
+        )]
+        let values: [(&str, &str, Value); 8] = [
+            (
+                "gpu_temperature_celsius",
+                "Temperature of the GPU.",
+                |gpu| Some(gpu.temperature.value()?.gpu_c.into()),
+            ),
+            (
+                "gpu_memory_temperature_celsius",
+                "Temperature of the GPU's memory.",
+                |gpu| Some(gpu.temperature.value()?.memory_c?.into()),
+            ),
+            ("gpu_power_watts", "Power draw of the GPU.", |gpu| {
+                Some(f64::from(gpu.power.value()?.draw_mw?) / 1000.0)
+            }),
+            ("gpu_power_limit_watts", "Power limit in force.", |gpu| {
+                Some(f64::from(gpu.power.value()?.limit_mw) / 1000.0)
+            }),
+            ("gpu_memory_total_bytes", "Memory of the GPU.", |gpu| {
+                Some(gpu.memory.value()?.total_bytes as f64)
+            }),
+            (
+                "gpu_memory_used_bytes",
+                "Memory of the GPU in use.",
+                |gpu| Some(gpu.memory.value()?.used_bytes as f64),
+            ),
+            (
+                "gpu_ecc_uncorrected_errors",
+                "Uncorrectable ECC errors since the driver was loaded.",
+                |gpu| Some(gpu.ecc_volatile.value()?.total_uncorrectable? as f64),
+            ),
+            ("gpu_nvlinks_active", "Active NVLinks of the GPU.", |gpu| {
+                let links = gpu.nvlinks.value()?;
+                Some(links.iter().filter(|it| it.active).count() as f64)
+            }),
+        ];
+        for (name, help, value) in values {
+            let samples: Vec<(Labels<'_>, f64)> = run
+                .facts
+                .gpus
+                .iter()
+                .filter_map(|gpu| Some((gpu_labels(gpu)?, value(gpu)?)))
+                .collect();
+            self.metric(name, help, &samples);
+        }
+    }
+}
+
+/// `None` for a GPU that cannot be told from another: two samples of one name would spoil the whole file.
+fn gpu_labels(gpu: &GpuFacts) -> Option<Labels<'_>> {
+    let uuid = gpu.uuid.value().map(String::as_str);
+    let address = gpu.pci_address.value().map(String::as_str);
+    uuid.or(address)?;
+    Some(vec![
+        ("gpu_uuid", uuid.unwrap_or_default()),
+        ("pci_address", address.unwrap_or_default()),
+        (
+            "name",
+            gpu.name.value().map(String::as_str).unwrap_or_default(),
+        ),
+    ])
+}
+
+/// Source of the escapes: Prometheus' text-based exposition format.
+fn label_value(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}

@@ -1,0 +1,31 @@
+//! Reports: pure functions of a [`Run`](crate::findings::Run), one module a format.
+//!
+//! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
+//! reports of one run can disagree.
+
+mod coverage;
+mod faults;
+mod fleet;
+mod github;
+#[cfg(test)]
+mod golden;
+mod html;
+mod human;
+mod json;
+mod junit;
+mod machine;
+mod markdown;
+mod metrics;
+#[cfg(test)]
+mod sample;
+mod text;
+mod verdict;
+
+pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+pub use github::github_annotations;
+pub use html::html;
+pub use human::{HumanStyle, human};
+pub use json::{REPORT_FORMAT, Report, json};
+pub use junit::junit;
+pub use markdown::markdown;
+pub use metrics::metrics;
