@@ -296,18 +296,29 @@ pub(super) fn nearest_name_hint<'a>(
     offending: &str,
     valid: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
-    /// Below it, Jaro-Winkler's nearest name is a guess.
-    const SIMILAR: f64 = 0.75;
-    let nearest = valid
-        .clone()
-        .map(|name| (strsim::jaro_winkler(offending, name), name))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|one, other| one.0.total_cmp(&other.0));
+    let nearest = nearest_name(offending, valid.clone());
     let names: Vec<&str> = valid.collect();
     let all = format!("valid here: {}", names.join(", "));
-    nearest.map_or(all.clone(), |(_, name)| {
-        format!("did you mean `{name}`? {all}")
-    })
+    nearest.map_or(all.clone(), |name| format!("did you mean `{name}`? {all}"))
+}
+
+/// The valid name that was most likely meant, if any is near.
+pub(crate) fn nearest_name<'a>(
+    offending: &str,
+    valid: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
+    /// Below this share of right letters the nearest name is a guess.
+    const SIMILAR: f64 = 0.6;
+    valid
+        .map(|name| {
+            (
+                strsim::normalized_damerau_levenshtein(offending, name),
+                name,
+            )
+        })
+        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .max_by(|one, other| one.0.total_cmp(&other.0))
+        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use init::init;
+pub(crate) use load::nearest_name;
 pub use load::{ProfileError, load, parse};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor};
