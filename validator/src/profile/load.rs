@@ -108,7 +108,7 @@ fn read(path: &Path) -> Result<Source, String> {
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = valid.iter().filter(|it| **it == b'\n').count() + 1;
+        let line = String::from_utf8_lossy(valid).matches('\n').count() + 1;
         format!("{name}:{line}: the profile is not UTF-8 text")
     })?;
     Ok(Source { name, text })
