@@ -8,6 +8,7 @@ use super::Profile;
 use super::contradictions::refuse_contradictions;
 use super::merge::merge;
 use super::source::{Find, Position, Source};
+use crate::nearest_name::nearest_name;
 
 /// Why a profile cannot be used. The text names file, line, column, the offending text and the nearest valid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -296,18 +297,12 @@ pub(super) fn nearest_name_hint<'a>(
     offending: &str,
     valid: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
-    /// Below it, Jaro-Winkler's nearest name is a guess.
-    const SIMILAR: f64 = 0.75;
-    let nearest = valid
-        .clone()
-        .map(|name| (strsim::jaro_winkler(offending, name), name))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|one, other| one.0.total_cmp(&other.0));
-    let names: Vec<&str> = valid.collect();
+    let names: Vec<&str> = valid.clone().collect();
     let all = format!("valid here: {}", names.join(", "));
-    nearest.map_or(all.clone(), |(_, name)| {
-        format!("did you mean `{name}`? {all}")
-    })
+    match nearest_name(offending, valid) {
+        Some(name) => format!("did you mean `{name}`? {all}"),
+        None => all,
+    }
 }
 
 #[cfg(test)]
