@@ -23,6 +23,7 @@ pub mod kernel_log;
 pub mod level;
 #[deny(clippy::disallowed_methods)]
 mod machine;
+mod nearest_name;
 pub mod probe;
 pub mod profile;
 pub mod reference;

@@ -7,6 +7,8 @@ mod contradictions;
 mod init;
 mod load;
 mod merge;
+#[cfg(test)]
+mod shipped_tests;
 mod source;
 
 use std::collections::BTreeMap;
@@ -15,7 +17,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use init::init;
-pub(crate) use load::nearest_name;
 pub use load::{ProfileError, load, parse};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor};
