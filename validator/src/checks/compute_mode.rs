@@ -63,7 +63,7 @@ mod tests {
 
     fn with(profile: &str, mode: ComputeMode) -> Finding {
         judge_gpu(&CHECK, profile, |gpu| {
-            gpu.compute_mode = Reading::Value(mode)
+            gpu.compute_mode = Reading::Value(mode);
         })
     }
 

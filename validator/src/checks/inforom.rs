@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn fails_when_corrupt() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.inforom_valid = Reading::Value(false)
+            gpu.inforom_valid = Reading::Value(false);
         });
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn skips_where_there_is_none() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.inforom_valid = Reading::NotSupported
+            gpu.inforom_valid = Reading::NotSupported;
         });
         assert_eq!(finding.verdict, Verdict::Skip);
     }

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn judges_one_where_the_driver_does_not_know_the_other() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.repair_status = Reading::NotSupported
+            gpu.repair_status = Reading::NotSupported;
         });
         assert_eq!(finding.verdict, Verdict::Pass);
     }

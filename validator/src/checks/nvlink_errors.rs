@@ -235,7 +235,9 @@ mod tests {
             Verdict::Skip
         );
         let finding = with("{}", |links| {
-            links.iter_mut().for_each(|link| link.active = false);
+            for link in links {
+                link.active = false;
+            }
         });
         assert_eq!(finding.verdict, Verdict::Skip);
         let finding = with("{}", |links| {

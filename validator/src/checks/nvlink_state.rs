@@ -16,7 +16,7 @@
 //! links is a `warn`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
-//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, SXid), then reset the GPUs of the
+//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`), then reset the GPUs of the
 //! board together, or reboot. A link that stays down is a hardware fault.
 //!
 //! ## Source

@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn fails_when_one_slot_reaches_less_than_the_others() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            set_link(gpu, |it| it.max_generation = 4)
+            set_link(gpu, |it| it.max_generation = 4);
         });
         assert_eq!(finding.verdict, Verdict::Fail);
     }
