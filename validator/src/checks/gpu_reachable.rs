@@ -10,7 +10,7 @@
 //! `error` when a call did not return in time or crashed (it is named), or when the GPU does not tell its UUID.
 //!
 //! ## What to do
-//! Drain the node and reboot it; on EC2, stop and start the instance (that moves it to other hardware) or replace it. A GPU
+//! Drain the node and reboot it; on EC2, stop and start the instance (which mostly moves it to other hardware) or replace it. A GPU
 //! that is lost again needs a hardware inspection. For a hung call, look for Xid 119, 120 (GSP) and 79 in the kernel log.
 //!
 //! ## Source

@@ -38,7 +38,7 @@ pub(crate) const CHECK: Check = Check {
 /// Silicon that answers is between these; anything else is a broken sensor or a broken answer (gpu-fryer issue 10: a card
 /// at `usize::MAX` degrees was called healthy).
 const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
-/// This project's own choice: the margin of an idle H200 is about 50 degrees, at full load about 20.
+/// This project's own choice: the margin of an idle H200 is about 50 degrees.
 const TLIMIT_WARN_BELOW_C: i32 = 5;
 
 const REMEDY: &str =
