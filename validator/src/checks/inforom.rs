@@ -1,8 +1,8 @@
 //! The InfoROM is valid.
 //!
 //! ## Why
-//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped rows. When its checksum is
-//! wrong, lifetime error counts and settings such as ECC mode can no longer be trusted.
+//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped rows. When its
+//! checksum is wrong, lifetime error counts and settings such as ECC mode can no longer be trusted.
 //!
 //! ## How it is judged
 //! `nvmlDeviceValidateInforom` must find no corruption. GPUs without an InfoROM are skipped.
