@@ -1,8 +1,8 @@
 //! Row remapping has repaired what it had to, and has spare rows left.
 //!
 //! ## Why
-//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a reset,
-//! and once it fails, the faulty row stays in use.
+//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a
+//! reset, and once it fails, the faulty row stays in use.
 //!
 //! ## How it is judged
 //! - `fail`: a remapping failed; a remapping waits for a reset; more rows were remapped for uncorrectable errors than
@@ -13,13 +13,12 @@
 //! Skipped on GPUs without row remapping, and on GPUs in MIG mode whose driver cannot be asked.
 //!
 //! ## What to do
-//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no
-//! spare row: run NVIDIA's field diagnostic and return the GPU.
+//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no spare
+//! row: run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, row remapping,
-//! <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's deployment check fails on failure, on pending and on
-//! 512 or more uncorrectable remappings.
+//! NVIDIA GPU Memory Error Management, row remapping, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's
+//! deployment check fails on failure, on pending and on 512 or more uncorrectable remappings.
 
 use crate::check::{Check, Judge, model_has, worst_of};
 use crate::facts::{Facts, GpuFacts, RowRemapping};
