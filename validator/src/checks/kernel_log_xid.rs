@@ -1,4 +1,4 @@
-//! The kernel log tells of no Xid or SXid that takes a GPU or NVSwitch out of service.
+//! The kernel log tells of no Xid or `SXid` that takes a GPU or NVSwitch out of service.
 //!
 //! ## Why
 //! Xids are the driver's own words on what went wrong: a GPU that fell off the bus, memory that could not be contained,
@@ -8,7 +8,7 @@
 //! Every message since boot, or of the last `policy.xid.window_hours` of the profile, by the class of its number in the
 //! reference table: those that need a reset, a reboot, an inspection or new software fail; a contained memory error and
 //! numbers without a public meaning warn; messages for information, and those that blame the application, are only told.
-//! Xids 144 to 150 and SXids say themselves whether they are fatal. "Fallen off the bus" counts as Xid 79 even without a
+//! Xids 144 to 150 and `SXid` messages say themselves whether they are fatal. "Fallen off the bus" counts as Xid 79 even without a
 //! number. `policy.xid` of the profile moves numbers between `fail`, `warn` and `ignore`.
 //!
 //! The kernel forgets its oldest messages. When nothing bad was found but the log does not reach back to boot, that is a
