@@ -251,7 +251,7 @@ fn free_port() -> u16 {
 }
 
 fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !happened() {
         assert!(Instant::now() < deadline, "waited 60 s for {what}");
         std::thread::sleep(Duration::from_millis(50));
