@@ -243,7 +243,7 @@ fn reports_and_exit_code_come_back_and_the_remote_folder_is_gone() {
     for code in [0, 1, 2, 4] {
         let stand_in = stand_in(
             &server.folder,
-            &format!("write_reports \"$@\"; exit {code}"),
+            &format!("code={code}; write_reports \"$@\"; exit $code"),
         );
         let output = server.validate_ami(&stand_in).output().expect("xtask runs");
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));

@@ -60,7 +60,7 @@ write_reports() {{
   while [ $# -gt 0 ]; do
     case "$1" in
     --junit | --json | --markdown | --html | --facts)
-      printf '{{"asked for by": "%s"}}\n' "$1" >"$2"
+      printf '{{"asked for by": "%s", "exit_code": %s}}\n' "$1" "${{code:-0}}" >"$2"
       shift
       ;;
     esac
@@ -148,7 +148,10 @@ fn help_names_every_task() {
 fn a_local_run_keeps_every_report_and_the_exit_code() {
     for code in 0..=4 {
         let folder = Folder::new("local");
-        let stand_in = stand_in(&folder, &format!("write_reports \"$@\"; exit {code}"));
+        let stand_in = stand_in(
+            &folder,
+            &format!("code={code}; write_reports \"$@\"; exit $code"),
+        );
         let out = folder.path("reports");
         let output = validate_ami(&stand_in, &out)
             .args(["--level", "quick"])
@@ -186,8 +189,9 @@ fn a_local_run_keeps_every_report_and_the_exit_code() {
 fn an_exit_code_that_no_report_backs_up_is_not_a_pass() {
     let cases = [
         ("exit 0", "did not come back"),
+        ("code=1; write_reports \"$@\"; exit 0", "report.json says 1"),
         (
-            "write_reports \"$@\"; : >report-emptied; for it; do case $it in */report.json) : >\"$it\" ;; esac; done; exit 0",
+            "write_reports \"$@\"; for it; do case $it in */report.json) : >\"$it\" ;; esac; done; exit 0",
             "report.json did not come back",
         ),
         (

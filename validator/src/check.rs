@@ -4,6 +4,7 @@ use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Finding, GpuSubject, Judgement, Outcome, Subject, Verdict};
 use crate::level::{Level, Stage};
 use crate::profile::{Profile, Severity};
+use crate::reference::GpuModel;
 
 /// One check. Its file is `checks/<id>.rs`; the file's `//!` comment is its documentation.
 pub(crate) struct Check {
@@ -74,6 +75,11 @@ fn judge_each_gpu(
 ) -> Vec<Finding> {
     let listed = facts.gpus.iter().map(|gpu| {
         let outcome = outcome_of(check, facts, profile, level, || {
+            if check.id != REPORTS_LOST_GPU && a_lost_gpu_is_reported(gpu, profile) {
+                return Ok(Outcome::skip(format!(
+                    "this GPU is lost, which {REPORTS_LOST_GPU} reports"
+                )));
+            }
             judge_gpu(gpu, facts, profile)
         });
         finding(check, facts, Subject::Gpu(GpuSubject::of(gpu)), outcome)
@@ -94,6 +100,64 @@ fn judge_each_gpu(
         Ok(Outcome::skip("no GPU was found, which gpu_count reports"))
     });
     vec![finding(check, facts, Subject::Host, outcome)]
+}
+
+/// The check that fails for a lost GPU.
+const REPORTS_LOST_GPU: &str = "gpu_reachable";
+
+/// A lost GPU answers nothing more: one failure says it all, and an error of every other check would bury it. Where the
+/// profile softens that failure, the other checks are judged, so that a lost GPU is never green.
+fn a_lost_gpu_is_reported(gpu: &GpuFacts, profile: &Profile) -> bool {
+    let stays_a_failure = profile
+        .checks
+        .get(REPORTS_LOST_GPU)
+        .is_none_or(|it| it.severity == Severity::Fail);
+    gpu.lost.is_some() && stays_a_failure
+}
+
+/// One judgement out of several about the same subject: the worst verdict, with the texts of all parts that have it.
+///
+/// A part that does not apply says nothing unless none applies. A failure that was seen outweighs a part that could not
+/// be read, which outweighs everything else.
+pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement {
+    let parts: Vec<Outcome> = parts
+        .into_iter()
+        .map(|part| part.unwrap_or_else(|outcome| outcome))
+        .collect();
+    let applies = |part: &&Outcome| part.verdict != Verdict::Skip;
+    let worst = parts.iter().filter(applies).map(|part| part.verdict).max();
+    let Some(verdict) = worst.or(parts.first().map(|part| part.verdict)) else {
+        return Err(Outcome::error("nothing was looked at"));
+    };
+    let worst: Vec<&Outcome> = parts.iter().filter(|it| it.verdict == verdict).collect();
+    let join = |texts: Vec<&str>| {
+        let mut texts = texts;
+        texts.dedup();
+        (!texts.is_empty()).then(|| texts.join("; "))
+    };
+    Ok(Outcome {
+        verdict,
+        summary: join(worst.iter().map(|it| it.summary.as_str()).collect()).unwrap_or_default(),
+        expected: join(
+            worst
+                .iter()
+                .filter_map(|it| it.expected.as_deref())
+                .collect(),
+        ),
+        observed: join(
+            worst
+                .iter()
+                .filter_map(|it| it.observed.as_deref())
+                .collect(),
+        ),
+        remedy: join(worst.iter().filter_map(|it| it.remedy.as_deref()).collect()),
+        busy: worst.iter().any(|it| it.busy),
+    })
+}
+
+/// The GPU's model is known to have something; `false` for models that nobody knows and for virtual GPUs.
+pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
+    crate::expect::gpu_model(gpu).is_some_and(has)
 }
 
 /// GPUs on the PCI bus that NVML does not list.
@@ -219,6 +283,11 @@ fn subject_rank(facts: &Facts, subject: &Subject) -> usize {
         .map_or(facts.gpus.len() + 1, |position| position + 1)
 }
 
+/// The ids of all checks, as `checks:` of a profile may name them.
+pub(crate) fn ids() -> impl Iterator<Item = &'static str> + Clone {
+    crate::checks::ALL.iter().map(|entry| entry.check.id)
+}
+
 /// The title of a check: the first line of its documentation.
 pub(crate) fn title(entry: &Entry) -> &'static str {
     entry
@@ -227,4 +296,284 @@ pub(crate) fn title(entry: &Entry) -> &'static str {
         .find_map(|line| line.strip_prefix("//! "))
         .unwrap_or_default()
         .trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::{Judge, judge, title, worst_of};
+    use crate::checks::ALL;
+    use crate::facts::{Facts, GpuFacts, MigDevice, MigMode, Reading};
+    use crate::findings::{Finding, Judgement, Outcome, Verdict};
+    use crate::level::Level;
+    use crate::profile::Profile;
+    use crate::test_machine::{
+        VERDICT_SEEN, healthy_node, healthy_single_h200, healthy_t4, make_model_unknown, node_with,
+    };
+
+    fn judge_all(facts: &Facts) -> Vec<Finding> {
+        judge(facts, &Profile::default(), Level::Extended)
+    }
+
+    #[test]
+    fn every_id_equals_its_file_name_and_occurs_once() {
+        let mut ids = BTreeSet::new();
+        for entry in ALL {
+            assert_eq!(entry.check.id, entry.file_name);
+            assert!(ids.insert(entry.check.id), "{} twice", entry.check.id);
+        }
+    }
+
+    #[test]
+    fn checks_are_listed_by_stage_then_id() {
+        assert!(ALL.is_sorted_by_key(|entry| (entry.check.stage, entry.check.id)));
+    }
+
+    #[test]
+    fn every_check_explains_itself() {
+        for entry in ALL {
+            assert!(!title(entry).is_empty(), "{}", entry.file_name);
+            for section in ["Why", "How it is judged", "What to do", "Source"] {
+                assert!(
+                    entry
+                        .documentation
+                        .contains(&format!("\n//! ## {section}\n")),
+                    "{} lacks the section {section}",
+                    entry.file_name
+                );
+            }
+            assert!(entry.check.documentation_url.starts_with("https://"));
+        }
+    }
+
+    /// A check that cannot object is worth nothing, and one that cannot pass is a nuisance. Runs the tests of all
+    /// checks once more, in a process of their own, and reads which verdicts they saw.
+    #[test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "only another process can look at all tests of this one, in whatever order they ran"
+    )]
+    fn every_check_is_seen_to_pass_and_to_object() {
+        let tests = std::env::current_exe().expect("a test knows its binary");
+        let run = std::process::Command::new(tests)
+            .args(["checks::", "--nocapture", "--test-threads=1"])
+            .output()
+            .expect("the test binary starts");
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success(), "the checks' own tests fail:\n{said}");
+        let mut seen: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        // The test harness writes to the same lines.
+        for (_, line) in said.lines().filter_map(|it| it.split_once(VERDICT_SEEN)) {
+            let mut words = line.split_whitespace();
+            if let (Some(check), Some(verdict)) = (words.next(), words.next()) {
+                seen.entry(check).or_default().insert(verdict);
+            }
+        }
+        for entry in ALL {
+            let verdicts = seen.remove(entry.check.id).unwrap_or_default();
+            assert!(
+                verdicts.contains("fail") || verdicts.contains("warn"),
+                "no test sees {} fail or warn, only {verdicts:?}",
+                entry.check.id
+            );
+            assert!(
+                verdicts.contains("pass"),
+                "no test sees {} pass, only {verdicts:?}",
+                entry.check.id
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_passes_when_nothing_was_read() {
+        let mut facts = Facts {
+            level: Level::Extended,
+            ..Facts::default()
+        };
+        for gpus in [0, 2] {
+            facts.gpus = vec![GpuFacts::default(); gpus];
+            let passed: Vec<Finding> = judge_all(&facts)
+                .into_iter()
+                .filter(|it| matches!(it.verdict, Verdict::Pass | Verdict::Warn))
+                .collect();
+            assert!(passed.is_empty(), "with {gpus} GPUs: {passed:#?}");
+        }
+    }
+
+    /// The findings of the checks that judge each GPU, about the first GPU.
+    fn about_the_first_gpu(facts: &Facts) -> Vec<Finding> {
+        let each_gpu = |id: &str| {
+            ALL.iter()
+                .any(|it| it.check.id == id && matches!(it.check.judge, Judge::EachGpu(_)))
+        };
+        let first = crate::findings::GpuSubject::of(&facts.gpus[0]);
+        judge_all(facts)
+            .into_iter()
+            .filter(|it| each_gpu(&it.check))
+            .filter(|it| it.subject == crate::findings::Subject::Gpu(first.clone()))
+            .collect()
+    }
+
+    /// Ids of the checks that say something else than pass or skip of the first GPU.
+    fn objections(mut facts: Facts) -> Vec<String> {
+        facts.host.uptime_s = Reading::Value(86_400.0);
+        about_the_first_gpu(&facts)
+            .into_iter()
+            .filter(|it| !matches!(it.verdict, Verdict::Pass | Verdict::Skip))
+            .map(|it| format!("{} {}: {}", it.check, it.verdict, it.summary))
+            .collect()
+    }
+
+    #[test]
+    fn a_healthy_gpu_gives_no_reason_to_object() {
+        let none: [String; 0] = [];
+        assert_eq!(objections(healthy_node()), none);
+        assert_eq!(objections(node_with(healthy_t4())), none);
+        assert_eq!(objections(node_with(healthy_single_h200())), none);
+        let mut with_mig = healthy_node();
+        with_mig.gpus[0].mig = Reading::Value(MigMode {
+            current: true,
+            pending: true,
+        });
+        with_mig.gpus[0].mig_devices = Reading::Value(vec![MigDevice::default(); 7]);
+        with_mig.gpus[0].row_remapping = Reading::NotSupported;
+        assert_eq!(objections(with_mig), none);
+    }
+
+    #[test]
+    fn of_a_healthy_gpu_of_an_unknown_model_only_the_model_is_remarked_upon() {
+        let mut gpu = healthy_t4();
+        make_model_unknown(&mut gpu);
+        let objections = objections(node_with(gpu));
+        assert_eq!(objections.len(), 1, "{objections:#?}");
+        assert!(objections[0].starts_with("gpu_model warn"));
+    }
+
+    #[test]
+    fn a_virtual_gpu_that_tells_little_is_not_broken() {
+        let mut gpu = GpuFacts::default();
+        for field in reading_fields() {
+            gpu = with_reading(&gpu, &field, &serde_json::json!("not_supported"));
+        }
+        let healthy = healthy_t4();
+        let gpu = GpuFacts {
+            uuid: healthy.uuid,
+            name: Reading::Value("GRID T4-8C".to_owned()),
+            memory: healthy.memory,
+            processes: healthy.processes,
+            virtualization_mode: Reading::Value("vgpu".to_owned()),
+            ..gpu
+        };
+        let objections = objections(node_with(gpu));
+        assert_eq!(objections.len(), 1, "{objections:#?}");
+        assert!(objections[0].starts_with("gpu_model warn"));
+    }
+
+    /// Replaces readings in the GPU's serialized form, so that a new field cannot be forgotten here.
+    fn with_reading(gpu: &GpuFacts, field: &str, reading: &serde_json::Value) -> GpuFacts {
+        let mut json = serde_json::to_value(gpu).expect("facts are JSON");
+        json[field] = reading.clone();
+        serde_json::from_value(json).expect("still facts")
+    }
+
+    /// Names of the fields of [`GpuFacts`] that are readings.
+    fn reading_fields() -> Vec<String> {
+        let json = serde_json::to_value(GpuFacts::default()).expect("facts are JSON");
+        let serde_json::Value::Object(fields) = json else {
+            panic!("a GPU is an object")
+        };
+        fields
+            .into_iter()
+            .filter(|(_, value)| value.get("not_read").is_some())
+            .map(|(name, _)| name)
+            .collect()
+    }
+
+    #[test]
+    fn nothing_is_judged_when_nothing_is_supported() {
+        let mut facts = healthy_node();
+        let mut gpu = GpuFacts::default();
+        for field in reading_fields() {
+            gpu = with_reading(&gpu, &field, &serde_json::json!("not_supported"));
+        }
+        facts.gpus[0] = gpu;
+        let judged: Vec<Finding> = about_the_first_gpu(&facts)
+            .into_iter()
+            .filter(|it| it.verdict.judged())
+            .collect();
+        assert!(judged.is_empty(), "{judged:#?}");
+    }
+
+    /// What a GPU did not tell may not vanish between the checks: each takes it for another's business.
+    #[test]
+    fn every_unread_value_is_an_error_somewhere() {
+        // Values that only explain or excuse, and values that host checks judge over all GPUs.
+        const NOT_JUDGED_BY_ITSELF: [&str; 13] = [
+            "board_part_number",
+            "gsp_firmware_version",
+            "inforom_image_version",
+            "minor_number",
+            "pci_address",
+            "pci_device_id",
+            "pci_subsystem_id",
+            "serial",
+            "utilization",
+            "vbios_version",
+            "virtualization_mode",
+            // Judged where MIG is on.
+            "mig_devices",
+            // An H200 remaps rows instead.
+            "retired_pages",
+        ];
+        let mut facts = healthy_node();
+        facts.host.uptime_s = Reading::Value(86_400.0);
+        let healthy = facts.gpus[0].clone();
+        for field in reading_fields() {
+            if NOT_JUDGED_BY_ITSELF.contains(&field.as_str()) {
+                continue;
+            }
+            let not_read = serde_json::json!({"not_read": "no answer"});
+            facts.gpus[0] = with_reading(&healthy, &field, &not_read);
+            let errors = about_the_first_gpu(&facts)
+                .into_iter()
+                .filter(|it| it.verdict == Verdict::Error)
+                .count();
+            assert!(errors > 0, "nothing says that {field} was not read");
+        }
+    }
+
+    fn verdict_of(parts: &[Judgement]) -> Verdict {
+        worst_of(parts.to_vec())
+            .unwrap_or_else(|outcome| outcome)
+            .verdict
+    }
+
+    #[test]
+    fn the_worst_part_decides() {
+        let pass = || Ok(Outcome::pass("right"));
+        let skip = || Err(Outcome::skip("does not apply"));
+        let warn = || Ok(Outcome::warn("better not"));
+        let error = || Err(Outcome::error("not read"));
+        let fail = || Ok(Outcome::fail("wrong"));
+        assert_eq!(verdict_of(&[pass(), skip()]), Verdict::Pass);
+        assert_eq!(verdict_of(&[skip(), skip()]), Verdict::Skip);
+        assert_eq!(verdict_of(&[pass(), warn(), skip()]), Verdict::Warn);
+        assert_eq!(verdict_of(&[pass(), warn(), error()]), Verdict::Error);
+        assert_eq!(verdict_of(&[error(), fail(), warn()]), Verdict::Fail);
+        assert_eq!(verdict_of(&[]), Verdict::Error, "nothing was looked at");
+    }
+
+    #[test]
+    fn all_parts_with_the_worst_verdict_speak() {
+        let outcome = worst_of([
+            Ok(Outcome::fail("hot").observed("99").remedy("reset")),
+            Ok(Outcome::pass("quiet").observed("0")),
+            Ok(Outcome::fail("slow").observed("1").remedy("reset")),
+        ])
+        .unwrap();
+        assert_eq!(outcome.summary, "hot; slow");
+        assert_eq!(outcome.observed.as_deref(), Some("99; 1"));
+        assert_eq!(outcome.remedy.as_deref(), Some("reset"));
+    }
 }

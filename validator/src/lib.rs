@@ -19,12 +19,17 @@ mod commands;
 mod expect;
 pub mod facts;
 pub mod findings;
+pub mod kernel_log;
 pub mod level;
+#[deny(clippy::disallowed_methods)]
+mod machine;
 pub mod probe;
 pub mod profile;
 pub mod reference;
 #[deny(clippy::disallowed_methods)]
 pub mod report;
+#[deny(clippy::disallowed_methods)]
+mod tally;
 #[cfg(test)]
 mod test_machine;
 pub mod worker;

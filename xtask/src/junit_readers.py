@@ -12,27 +12,17 @@ import lxml.etree
 from junit2htmlreport import parser as junit2html
 
 
-def findings_of(report):
-    """The list called `findings`, wherever the report keeps it."""
-    if isinstance(report, dict):
-        if isinstance(report.get("findings"), list):
-            return report["findings"]
-        report = list(report.values())
-    if isinstance(report, list):
-        for value in report:
-            found = findings_of(value)
-            if found is not None:
-                return found
-    return None
-
-
 def count_json(path):
     with open(path, encoding="utf-8") as file:
-        findings = findings_of(json.load(file))
-    if not findings:
+        report = json.load(file)
+    verdicts = [finding["verdict"] for finding in report["findings"]]
+    if not verdicts:
         raise ValueError("no findings in the JSON report, so nothing would be compared")
-    verdicts = [finding["verdict"] for finding in findings]
-    return len(verdicts), verdicts.count("fail"), verdicts.count("error"), verdicts.count("skip")
+    counted = {verdict: verdicts.count(verdict) for verdict in ("pass", "warn", "fail", "error", "skip")}
+    claimed = {verdict: report["counts"].get(verdict) for verdict in counted}
+    if claimed != counted:
+        raise ValueError(f"the JSON report's own counts are {claimed}, its findings {counted}")
+    return len(verdicts), counted["fail"], counted["error"], counted["skip"]
 
 
 def count_strict_xml(path):

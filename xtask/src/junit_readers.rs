@@ -1,9 +1,10 @@
 //! `cargo xtask junit-readers`: parsers that others wrote must count in our `JUnit` what our JSON says.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-use xshell::cmd;
 
 use crate::{tools, workspace};
 
@@ -35,11 +36,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         pairs.extend(found);
     }
     let python = tools::JUNIT_READERS.install()?.join("python3");
-    let shell = workspace::shell()?;
-    cmd!(shell, "{python} -I -c {SCRIPT} {pairs...}")
-        .quiet()
-        .run()
-        .context("the readers do not agree with our JSON")
+    let mut readers = Command::new(python)
+        .args(["-I", "-"])
+        .args(pairs)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    readers
+        .stdin
+        .take()
+        .context("stdin is not a pipe")?
+        .write_all(SCRIPT.as_bytes())?;
+    ensure!(
+        readers.wait()?.success(),
+        "the readers do not agree with our JSON, or cannot read our JUnit; see above"
+    );
+    Ok(())
 }
 
 /// Each `JUnit` file followed by the JSON report of the same run.

@@ -4,6 +4,7 @@ mod ci;
 mod codegen;
 mod debian_userland;
 mod dist;
+mod fault_matrix;
 mod fuzz;
 mod glibc_floor;
 mod interrupts;
@@ -30,6 +31,7 @@ enum Task {
     ValidateAmi(validate_ami::Arguments),
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
+    FaultMatrix(fault_matrix::Arguments),
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
     JunitReaders(junit_readers::Arguments),
@@ -58,22 +60,20 @@ fn main() -> ExitCode {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
+        Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
-        Task::Ci(arguments) => return ci::run(&arguments).unwrap_or_else(failed),
+        Task::Ci(arguments) => return ci::run(&arguments),
         Task::JunitReaders(arguments) => junit_readers::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Tools(arguments) => tools::run(&arguments),
     };
-    outcome.map_or_else(failed, |()| ExitCode::SUCCESS)
-}
-
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "it takes the place of a closure over a Result"
-)]
-fn failed(error: anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    ExitCode::FAILURE
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]

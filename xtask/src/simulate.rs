@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, ensure};
 use xshell::cmd;
@@ -78,7 +78,7 @@ fn run_on_node(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.node
         );
     };
-    let node = prepare(&arguments.node, &arguments.fault, &arguments.set)?;
+    let node = Simulator::build()?.prepare(&arguments.node, &arguments.fault, &arguments.set)?;
     // The program takes this process's place: its signals, its terminal and its exit code are then its own. The node's
     // folder carries the process id and is removed by a later task, once that process is gone.
     let node = std::mem::ManuallyDrop::new(node);
@@ -90,48 +90,78 @@ fn run_on_node(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn list() -> anyhow::Result<()> {
-    let (simulator, _) = build()?;
-    let status = Command::new(simulator).arg("list").status()?;
+    let status = Simulator::build()?.program().arg("list").status()?;
     ensure!(status.success(), "the simulator could not list its nodes");
     Ok(())
 }
 
-/// Builds the simulator and makes a node for this process.
-pub(crate) fn prepare(
-    node: &str,
-    faults: &[String],
-    overrides: &[String],
-) -> anyhow::Result<PreparedNode> {
-    let (simulator, library) = build()?;
-    let parent = workspace::target().join("simulated-nodes");
-    remove_abandoned(&parent);
-    let folder = parent.join(std::process::id().to_string());
-    std::fs::create_dir_all(&parent)
-        .with_context(|| format!("{} cannot be made", parent.display()))?;
-    let mut command = Command::new(simulator);
-    command
-        .arg("prepare")
-        .arg("--folder")
-        .arg(&folder)
-        .arg("--library")
-        .arg(library);
-    for fault in faults {
-        command.args(["--fault", fault]);
+/// The simulator's program and its library, optimized: it executes the GPU kernels on the CPU.
+#[derive(Debug)]
+pub(crate) struct Simulator {
+    folder: PathBuf,
+}
+
+impl Simulator {
+    pub(crate) fn build() -> anyhow::Result<Simulator> {
+        let shell = workspace::shell()?;
+        let cargo = workspace::cargo();
+        cmd!(shell, "{cargo} build --quiet --release --package simulator")
+            .quiet()
+            .run()?;
+        Ok(Simulator {
+            folder: workspace::target().join("release"),
+        })
     }
-    for change in overrides {
-        command.args(["--set", change]);
+
+    /// What programs load in place of NVIDIA's libraries.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.folder.join("libsimulator.so")
     }
-    // Its errors name the file, the line and the nearest valid name; they go to the terminal as they are.
-    let output = command
-        .arg("--")
-        .arg(node)
-        .stderr(Stdio::inherit())
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "the node `{node}` could not be made, see above"
-    );
-    parse(&output.stdout, folder).context("the simulator's answer was not understood")
+
+    pub(crate) fn fault_matrix(&self) -> PathBuf {
+        self.folder.join("fault-matrix")
+    }
+
+    fn program(&self) -> Command {
+        Command::new(self.folder.join("simulate-node"))
+    }
+
+    /// Makes a node for this process. An error is the user's: a name or a value that there is not.
+    pub(crate) fn prepare(
+        &self,
+        node: &str,
+        faults: &[String],
+        overrides: &[String],
+    ) -> anyhow::Result<PreparedNode> {
+        let parent = workspace::target().join("simulated-nodes");
+        remove_abandoned(&parent);
+        std::fs::create_dir_all(&parent)
+            .with_context(|| format!("{} cannot be made", parent.display()))?;
+        let folder = parent.join(std::process::id().to_string());
+        let mut command = self.program();
+        command
+            .arg("prepare")
+            .arg("--folder")
+            .arg(&folder)
+            .arg("--library")
+            .arg(self.library());
+        for fault in faults {
+            command.args(["--fault", fault]);
+        }
+        for change in overrides {
+            command.args(["--set", change]);
+        }
+        // The node's library path goes before the one that the simulator is given.
+        workspace::without_cargos_library_path(&mut command);
+        let output = command.arg("--").arg(node).output()?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{}",
+            complaint.trim().trim_start_matches("error: ")
+        );
+        parse(&output.stdout, folder).context("the simulator's answer was not understood")
+    }
 }
 
 fn parse(answer: &[u8], folder: PathBuf) -> anyhow::Result<PreparedNode> {
@@ -158,17 +188,6 @@ fn parse(answer: &[u8], folder: PathBuf) -> anyhow::Result<PreparedNode> {
         environment,
         folder,
     })
-}
-
-/// The simulator's program and its library, optimized: it executes the GPU kernels on the CPU.
-fn build() -> anyhow::Result<(PathBuf, PathBuf)> {
-    let shell = workspace::shell()?;
-    let cargo = workspace::cargo();
-    cmd!(shell, "{cargo} build --quiet --release --package simulator")
-        .quiet()
-        .run()?;
-    let folder = workspace::target().join("release");
-    Ok((folder.join("simulate-node"), folder.join("libsimulator.so")))
 }
 
 /// Removes the nodes of processes that are gone.

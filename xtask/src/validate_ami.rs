@@ -17,12 +17,19 @@ use crate::{EXIT_CODE_BAD_INPUT, dist, simulate, tools};
 use command::Ending;
 use target::Target;
 
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask validate-ami
+  cargo xtask validate-ami --target ssh://ubuntu@gpu-17 --sudo --profile manifests/profiles/p5.yaml
+  cargo xtask validate-ami --simulate p5.48xlarge --fault xid-79";
+
 /// Judge a machine with the release binary: build it, run it there, bring the reports back
 ///
 /// Ends with the validator's exit code: 0 everything judged and nothing failed; 1 something failed; 2 something could
 /// not be judged, or this task itself did not get through; 3 bad arguments or profile; 4 the only thing not judged is
 /// load on GPUs that others are using.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "independent switches of a command line"
@@ -55,8 +62,8 @@ pub(crate) struct Arguments {
     /// Configuration file for ssh, as in `ssh -F`
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// Run this executable instead of building one
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Run this gpu-validator instead of building one: what `cargo xtask dist` made on another machine
+    #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 }
 
@@ -92,13 +99,16 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
     check(arguments)?;
-    let binary = binary(arguments)?;
-    let node = arguments
+    let simulator = arguments
         .simulate
         .as_ref()
-        .map(|node| simulate::prepare(node, &arguments.fault, &arguments.set))
+        .map(|_| simulate::Simulator::build())
         .transpose()?;
+    // Made once to find a wrong name before minutes of building, and again below, because a node's time starts then.
+    drop(prepare_node(simulator.as_ref(), arguments)?);
+    let binary = binary(arguments)?;
     let reports = reports::Folder::create(arguments.out.as_deref())?;
+    let node = prepare_node(simulator.as_ref(), arguments)?;
     if let Some(node) = &node {
         eprintln!(
             "SIMULATED node {}: the verdict is not about this machine",
@@ -119,6 +129,19 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         Target::Ssh(destination) => remote::run(&run, destination, arguments.ssh_config.as_deref()),
     };
     conclude(ending, &reports, arguments)
+}
+
+fn prepare_node(
+    simulator: Option<&simulate::Simulator>,
+    arguments: &Arguments,
+) -> anyhow::Result<Option<simulate::PreparedNode>> {
+    let (Some(simulator), Some(node)) = (simulator, &arguments.simulate) else {
+        return Ok(None);
+    };
+    match simulator.prepare(node, &arguments.fault, &arguments.set) {
+        Ok(node) => Ok(Some(node)),
+        Err(error) => bail!(BadInput(format!("{error:#}"))),
+    }
 }
 
 /// What clap cannot see: contradictions, and files that are not there.

@@ -1,6 +1,8 @@
 //! Where things are: the checkout, the build folder, and what the tasks write below it.
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The root of the checkout that this task was built from.
 pub(crate) fn root() -> PathBuf {
@@ -34,4 +36,46 @@ pub(crate) fn shell() -> anyhow::Result<xshell::Shell> {
     let shell = xshell::Shell::new()?;
     shell.change_dir(root());
     Ok(shell)
+}
+
+/// Takes out of `LD_LIBRARY_PATH` what `cargo run` put in front of it to start this task.
+pub(crate) fn without_cargos_library_path(command: &mut Command) {
+    match std::env::var_os("LD_LIBRARY_PATH").and_then(|path| users_part(&path, &target())) {
+        Some(path) => command.env("LD_LIBRARY_PATH", path),
+        None => command.env_remove("LD_LIBRARY_PATH"),
+    };
+}
+
+/// Cargo adds its build folder and the toolchain's libraries, which have a `rustlib` folder beside or above them.
+fn users_part(path: &OsStr, target: &Path) -> Option<OsString> {
+    let is_cargos = |folder: &Path| {
+        folder.starts_with(target)
+            || folder.join("rustlib").is_dir()
+            || folder
+                .components()
+                .any(|part| part.as_os_str() == "rustlib")
+    };
+    let kept: Vec<PathBuf> = std::env::split_paths(path)
+        .filter(|folder| !is_cargos(folder))
+        .collect();
+    let kept = std::env::join_paths(kept).ok()?;
+    (!kept.is_empty()).then_some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::path::Path;
+
+    #[test]
+    fn only_the_users_library_path_is_passed_on() {
+        let users_part =
+            |path: &str| super::users_part(OsStr::new(path), Path::new("/checkout/target"));
+        let toolchain = "/checkout/target/debug/deps:/checkout/target/debug:/toolchain/lib/rustlib/x86_64-unknown-linux-gnu/lib";
+        assert_eq!(
+            users_part(&format!("{toolchain}:/usr/local/cuda/compat:/opt/lib")).as_deref(),
+            Some(OsStr::new("/usr/local/cuda/compat:/opt/lib"))
+        );
+        assert_eq!(users_part(toolchain), None);
+    }
 }

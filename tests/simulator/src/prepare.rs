@@ -9,6 +9,9 @@ use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// The library's own name in a node's folder; every other name is a link to it.
+const OWN_NAME: &str = ".libsimulator.so";
+
 /// What to prepare.
 #[derive(Debug, Clone)]
 pub struct NodeRequest<'request> {
@@ -67,7 +70,12 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
     std::fs::write(&path, serde_json::to_vec(&resolved)?)
         .with_context(|| format!("write {}", path.display()))?;
     install_libraries(&scenario, request.library, &library_dir)?;
-    crate::host::write_sysroot(&sysroot, &scenario, &resolved.events)?;
+    crate::host::write_sysroot(
+        &sysroot,
+        &scenario,
+        &resolved.events,
+        &library_dir.join(OWN_NAME),
+    )?;
     // Last, because the node's time starts with it.
     State::create(&folder.join("state"))?;
     let environment = environment(&scenario, &folder, &library_dir);
@@ -101,7 +109,7 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
 ///
 /// The files are hard links, so that one process that loads several of them shares one copy of the code and its state.
 fn install_libraries(scenario: &Scenario, library: &Path, library_dir: &Path) -> Result<()> {
-    let own = library_dir.join(".libsimulator.so");
+    let own = library_dir.join(OWN_NAME);
     std::fs::hard_link(library, &own)
         .or_else(|_| std::fs::copy(library, &own).map(|_| ()))
         .with_context(|| format!("place {} in {}", library.display(), library_dir.display()))?;

@@ -82,6 +82,13 @@ fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile)
             Some(prefix) => format!("{prefix}{index}"),
             None => uuid_of(&format!("{node_name}/{index}")),
         };
+        // Consumer boards have no serial number.
+        let consumer = fields
+            .get("brand")
+            .is_some_and(|brand| brand == "geforce" || brand == "geforce-rtx");
+        if file.uuid_prefix.is_none() && !consumer {
+            fields.insert("serial".to_owned(), serial_of(&uuid).into());
+        }
         fields.insert("uuid".to_owned(), uuid.into());
         fields.insert("minor_number".to_owned(), index.into());
         fields.insert("pci_address".to_owned(), address.clone().into());
@@ -99,17 +106,16 @@ fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile)
     let typed_model =
         typed(&scenario).with_context(|| format!("in the GPU model {}", model_path.display()))?;
     let mut scenario = serde_json::to_value(typed_model)?;
+    let mut values = Vec::new();
     for index in 0..file.pci_addresses.len() {
         let own = u32::try_from(index)
             .ok()
             .and_then(|index| file.gpus.get(&index));
-        for values in std::iter::once(&file.gpu).chain(own) {
-            for (key, value) in values {
-                apply(&mut scenario, &format!("gpus.{index}.{key}"), value)
-                    .with_context(|| place(path, key))?;
-            }
+        for (key, value) in std::iter::once(&file.gpu).chain(own).flatten() {
+            values.push((format!("gpus.{index}.{key}"), key.as_str(), value));
         }
     }
+    apply_all(&mut scenario, &values).map_err(|(key, error)| error.context(place(path, key)))?;
     if let Some(index) = file
         .gpus
         .keys()
@@ -161,11 +167,9 @@ fn add_step(
     let first = gpus.first().copied().unwrap_or(0);
     let change = match trigger {
         None => {
-            for (key, value) in &step.changes {
-                for path in absolute_paths(key, &gpus).map_err(keyed(key))? {
-                    apply(&mut resolved.base, &path, value).map_err(keyed(key))?;
-                }
-            }
+            let values = step_values(step, &gpus)?;
+            apply_all(&mut resolved.base, &values)
+                .map_err(|(key, error)| (Some(key.to_owned()), error))?;
             None
         }
         Some(trigger) => {
@@ -193,11 +197,23 @@ fn later_values(
     for (path, value) in resolved.timed.iter().flat_map(|change| &change.values) {
         set_path(&mut trial, path, value.clone());
     }
+    let values = step_values(step, gpus)?;
+    apply_all(&mut trial, &values).map_err(|(key, error)| (Some(key.to_owned()), error))?;
+    Ok(values
+        .into_iter()
+        .map(|(path, _, value)| (path, value.clone()))
+        .collect())
+}
+
+/// Absolute paths, keys and values of a step's changes.
+fn step_values<'step>(
+    step: &'step Step,
+    gpus: &[u32],
+) -> Result<Vec<(String, &'step str, &'step Value)>, KeyedError> {
     let mut values = Vec::new();
     for (key, value) in &step.changes {
         for path in absolute_paths(key, gpus).map_err(keyed(key))? {
-            apply(&mut trial, &path, value).map_err(keyed(key))?;
-            values.push((path, value.clone()));
+            values.push((path, key.as_str(), value));
         }
     }
     Ok(values)
@@ -302,6 +318,26 @@ fn absolute_paths(key: &str, gpus: &[u32]) -> Result<Vec<String>> {
         .collect())
 }
 
+/// Sets values, each with its absolute path and the key that its file gives it; an error comes with the key it is about.
+fn apply_all<'key>(
+    scenario: &mut Value,
+    values: &[(String, &'key str, &Value)],
+) -> Result<(), (&'key str, anyhow::Error)> {
+    let mut together = scenario.clone();
+    for (path, _, value) in values {
+        set_path(&mut together, path, (*value).clone());
+    }
+    // Checked once when all is well, because a check reads the whole scenario; one by one only to find the wrong one.
+    if let Ok(checked) = typed(&together).and_then(|typed| Ok(serde_json::to_value(typed)?)) {
+        *scenario = checked;
+        return Ok(());
+    }
+    for (path, key, value) in values {
+        apply(scenario, path, value).map_err(|error| (*key, error))?;
+    }
+    Ok(())
+}
+
 /// Sets a value and checks that the whole is still a scenario.
 fn apply(scenario: &mut Value, path: &str, value: &Value) -> Result<()> {
     let mut trial = scenario.clone();
@@ -402,17 +438,27 @@ fn merge(target: &mut Value, new: Value) {
     }
 }
 
-/// A UUID that is the same for the same text: FNV-1a over it, twice with different starts.
+/// FNV-1a with a start of its own.
+fn hash(start: u64, text: &str) -> u64 {
+    text.bytes().fold(start, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Thirteen digits that are the same for the same text, as NVIDIA's serial numbers have.
+fn serial_of(text: &str) -> String {
+    format!(
+        "16{:011}",
+        hash(0xcbf2_9ce4_8422_2325, text) % 100_000_000_000
+    )
+}
+
+/// A UUID that is the same for the same text.
 fn uuid_of(text: &str) -> String {
-    let hash = |start: u64| {
-        text.bytes().fold(start, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
     let digits = format!(
         "{:016x}{:016x}",
-        hash(0xcbf2_9ce4_8422_2325),
-        hash(0x9e37_79b9_7f4a_7c15)
+        hash(0xcbf2_9ce4_8422_2325, text),
+        hash(0x9e37_79b9_7f4a_7c15, text)
     );
     format!(
         "GPU-{}-{}-4{}-a{}-{}",

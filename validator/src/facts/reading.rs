@@ -56,6 +56,15 @@ impl<T> Reading<T> {
         }
     }
 
+    /// [`Reading::required`] where the hardware is known to have the value, [`Reading::applicable`] elsewhere.
+    pub fn required_if(&self, known_to_have_it: bool, what: &str) -> Result<&T, Outcome> {
+        if known_to_have_it {
+            self.required(what)
+        } else {
+            self.applicable(what)
+        }
+    }
+
     /// The reading of a part or a function of this value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Reading<U> {
         match self {

@@ -4,11 +4,14 @@
 //! processes only (see [`crate::worker`]), so that a call which hangs or crashes costs its own reading and no more.
 
 mod interrupt;
+pub(crate) mod libraries;
+mod nvml;
 mod options;
 
 use std::time::{Instant, SystemTime};
 
 pub use interrupt::Interrupt;
+pub(crate) use nvml::{NvmlWorker, simulator_scenario};
 pub use options::{Deadlines, ProbeOptions};
 
 use crate::facts::{FACTS_FORMAT, Facts};

@@ -1,15 +1,20 @@
 //! What a node must be: the profile, as written by a person and after `extends` was resolved.
 //!
 //! Everything is optional. What a profile leaves open is derived by [`crate::expect`] from the EC2 instance type, from
-//! the GPU model, and from the machine's own consistency.
+//! the GPU model, and from the machine's own consistency. An empty file expects nothing.
 
+mod contradictions;
+mod init;
 mod load;
+mod merge;
+mod source;
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use init::init;
 pub use load::{ProfileError, load, parse};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor};

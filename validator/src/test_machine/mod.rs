@@ -3,6 +3,11 @@
 mod gpu;
 mod host;
 
+pub(crate) use gpu::{
+    MIB, healthy_single_h200, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu,
+    make_model_unknown, node_with, python_process,
+};
+
 use crate::check::{self, Check};
 use crate::facts::Facts;
 use crate::findings::Finding;
@@ -19,12 +24,27 @@ pub(crate) fn healthy_node() -> Facts {
     facts
 }
 
+/// Begins the lines by which tests tell which verdicts they saw.
+pub(crate) const VERDICT_SEEN: &str = "verdict-seen";
+
 /// The findings of one check about every subject, host first, then in the order of the GPUs.
 pub(crate) fn judge_check(check: &Check, facts: &Facts, profile_yaml: &str) -> Vec<Finding> {
     let profile =
         crate::profile::parse(profile_yaml, "test profile").expect("the test's profile is valid");
-    check::judge(facts, &profile, Level::Extended)
+    let findings: Vec<Finding> = check::judge(facts, &profile, Level::Extended)
         .into_iter()
         .filter(|it| it.check == check.id)
-        .collect()
+        .collect();
+    for finding in &findings {
+        // Read by `every_check_is_seen_to_pass_and_to_object` in check.rs.
+        println!("{VERDICT_SEEN} {} {}", finding.check, finding.verdict);
+    }
+    findings
+}
+
+/// The one finding of a check that judges the host.
+pub(crate) fn judge_host_check(check: &Check, facts: &Facts, profile_yaml: &str) -> Finding {
+    let mut findings = judge_check(check, facts, profile_yaml);
+    assert_eq!(findings.len(), 1, "{findings:#?}");
+    findings.remove(0)
 }

@@ -2,14 +2,19 @@
 
 use std::process::ExitCode;
 
+use crate::probe::NvmlWorker;
+
 /// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by the validator itself.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum WorkerCommand {
     /// Reads NVML
     Nvml {
-        /// Calls that are not made, because they hung or crashed before: NAME or NAME@INDEX of the GPU
-        #[arg(long = "skip", value_name = "CALL")]
+        /// A call that is left out because it hung or crashed before, and what it did
+        #[arg(long, value_name = "FUNCTION@GPU=REASON")]
         skip: Vec<String>,
+        /// NVML's number of a GPU about which everything is known
+        #[arg(long, value_name = "INDEX")]
+        finished: Vec<u32>,
         /// GPUs one after another instead of at the same time
         #[arg(long)]
         sequential: bool,
@@ -26,10 +31,21 @@ pub enum WorkerCommand {
 
 /// Does what `command` says, in this process, and returns its exit status.
 pub fn run(command: &WorkerCommand) -> ExitCode {
-    crate::worker::die_with_parent();
+    super::die_with_parent();
     match command {
-        WorkerCommand::Nvml { .. } | WorkerCommand::Cuda | WorkerCommand::CudaKernel { .. } => {
-            ExitCode::FAILURE
+        WorkerCommand::Nvml {
+            skip,
+            finished,
+            sequential,
+        } => {
+            NvmlWorker {
+                skipped: skip.clone(),
+                finished: finished.clone(),
+                sequential: *sequential,
+            }
+            .run();
+            ExitCode::SUCCESS
         }
+        WorkerCommand::Cuda | WorkerCommand::CudaKernel { .. } => ExitCode::FAILURE,
     }
 }

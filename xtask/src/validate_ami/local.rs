@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use super::command::{Ending, Run, Streams};
 use crate::interrupts::Request;
 use crate::simulate::PreparedNode;
+use crate::workspace;
 
 pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<Ending> {
     let sudo = run.sudo && !rustix::process::geteuid().is_root();
@@ -18,6 +19,8 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
         Command::new(run.binary)
     };
     command.args(run.arguments(run.reports.path(), run.profile));
+    // The validator reports on the library path, and must see the user's.
+    workspace::without_cargos_library_path(&mut command);
     if let Some(node) = node {
         node.apply(&mut command);
     }

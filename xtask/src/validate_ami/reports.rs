@@ -73,12 +73,22 @@ impl Folder {
                 missing.join(", ")
             );
         }
-        if matches!(code, 0 | 4)
-            && let Err(error) = self.json("report.json")
-        {
-            bail!(
-                "the validator ended with exit code {code}, but {error:#}, so this is not a pass"
-            );
+        if matches!(code, 0 | 4) {
+            let reported = self
+                .json("report.json")
+                .map(|report| report["exit_code"].as_u64());
+            match reported {
+                Ok(Some(reported)) if reported == u64::from(code) => {}
+                Ok(Some(reported)) => bail!(
+                    "the validator ended with exit code {code}, but report.json says {reported}, so this is not a pass"
+                ),
+                Ok(None) => bail!(
+                    "the validator ended with exit code {code}, but report.json holds no exit_code, so this is not a pass"
+                ),
+                Err(error) => bail!(
+                    "the validator ended with exit code {code}, but {error:#}, so this is not a pass"
+                ),
+            }
         }
         Ok(())
     }

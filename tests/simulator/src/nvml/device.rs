@@ -276,7 +276,13 @@ nvml! {
     }
 
     fn nvmlDeviceGetDisplayMode(device: Handle, out: Out<sys::nvmlEnableState_t>) |call| {
-        out.set(enabled(call.gpu(device)?.gpu.display_attached))
+        let attached = call.gpu(device)?.gpu.display_attached;
+        // Source: nvidia-smi of driver 580.159.04 prints "Requested functionality has been deprecated" (captures/).
+        let branch = call.scenario.driver.version.split('.').next().and_then(|branch| branch.parse::<u32>().ok());
+        if branch >= Some(580) {
+            return Err(super::call::DEPRECATED);
+        }
+        out.set(enabled(attached))
     }
 
     fn nvmlDeviceGetDisplayActive(device: Handle, out: Out<sys::nvmlEnableState_t>) |call| {

@@ -25,15 +25,27 @@ const ALL_LINKS: u32 = u32::MAX;
 /// From this version on the counters of single packets and bit errors exist (NVLink 5, Blackwell).
 const FIRST_VERSION_WITH_PACKET_COUNTERS: u32 = 5;
 
-// In nvidia-ml-py 13.615 the slowdown counters are 269 to 271; in the header of CUDA 13.0, 251 to 253. A driver answers
-// by the numbers of its own header, and which one that is depends on its release, so both are answered.
-const SLOWDOWN_COUNTERS: [(u32, ThrottleReason); 6] = [
-    (251, ThrottleReason::SwThermalSlowdown),
-    (252, ThrottleReason::HwThermalSlowdown),
-    (253, ThrottleReason::HwPowerBrakeSlowdown),
-    (269, ThrottleReason::SwThermalSlowdown),
-    (270, ThrottleReason::HwThermalSlowdown),
-    (271, ThrottleReason::HwPowerBrakeSlowdown),
+/// Fields for the time lost to software thermal, hardware thermal and power brake slowdown.
+///
+/// NVIDIA renumbered fields 251 to 273 between drivers 580.65 and 580.82; drivers before 555 have none of them.
+// Source: docs.nvidia.com/deploy/nvml-api/known-issues.html.
+fn slowdown_fields(driver_version: &str) -> Option<[u32; 3]> {
+    let mut parts = driver_version
+        .split('.')
+        .map(|part| part.parse::<u32>().unwrap_or(0));
+    let (branch, minor) = (parts.next()?, parts.next()?);
+    match (branch, minor) {
+        _ if branch < 555 => None,
+        version if version < (580, 82) => Some([251, 252, 253]),
+        _ => Some([269, 270, 271]),
+    }
+}
+
+/// The reasons of `slowdown_fields`, in the same order.
+const SLOWDOWN_REASONS: [ThrottleReason; 3] = [
+    ThrottleReason::SwThermalSlowdown,
+    ThrottleReason::HwThermalSlowdown,
+    ThrottleReason::HwPowerBrakeSlowdown,
 ];
 const REMAPPED_ROWS_COR_INACTIVE: u32 = 301;
 const REMAPPED_ROWS_UNC_INACTIVE: u32 = 302;
@@ -192,8 +204,11 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
     if let Some(value) = numbered_link(gpu, id) {
         return value;
     }
-    if let Some((_, reason)) = SLOWDOWN_COUNTERS.iter().find(|(number, _)| *number == id) {
-        return Ok(Value::U64(clocks::throttled_ns(call, device, *reason)));
+    let slowdown = slowdown_fields(call.scenario.driver.nvml_version())
+        .and_then(|fields| fields.iter().position(|field| *field == id));
+    if let Some(position) = slowdown {
+        let reason = SLOWDOWN_REASONS[position];
+        return Ok(Value::U64(clocks::throttled_ns(call, device, reason)));
     }
     let rows = || supported(gpu.row_remapping);
     let retired = |cause| ecc::retired_pages(gpu, cause).map(|pages| Value::U64(u64::from(pages)));
@@ -394,5 +409,17 @@ nvml! {
             place.set(entry)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slowdown_fields_follow_the_driver() {
+        assert_eq!(slowdown_fields("535.104.05"), None);
+        assert_eq!(slowdown_fields("580.65.06"), Some([251, 252, 253]));
+        assert_eq!(slowdown_fields("580.159.04"), Some([269, 270, 271]));
     }
 }

@@ -66,7 +66,7 @@ fn instances_of(device: Device<'_>, wanted_profile_id: c_uint) -> Vec<usize> {
         .collect()
 }
 
-fn partitioned<'call>(call: &'call Call, device: Handle) -> Result<Device<'call>, Failure> {
+fn partitioned(call: &Call, device: Handle) -> Result<Device<'_>, Failure> {
     let device = call.gpu(device)?;
     if supported(device.gpu.mig.mode)? {
         Ok(device)

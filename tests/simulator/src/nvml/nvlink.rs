@@ -23,11 +23,7 @@ pub(super) fn check_link(gpu: &Gpu, link: c_uint) -> Answer {
     }
 }
 
-fn checked<'call>(
-    call: &'call Call,
-    device: Handle,
-    link: c_uint,
-) -> Result<Device<'call>, Failure> {
+fn checked(call: &Call, device: Handle, link: c_uint) -> Result<Device<'_>, Failure> {
     let device = call.gpu(device)?;
     check_link(device.gpu, link)?;
     Ok(device)

@@ -1,0 +1,354 @@
+//! `CUDA_VISIBLE_DEVICES` hides no GPU and is not garbled.
+//!
+//! ## Why
+//! CUDA reads the variable silently: it stops at the first entry that it does not know, so that one typing error takes
+//! GPUs away from every program, and nobody is told.
+//!
+//! ## How it is judged
+//! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must be the index or the start of the UUID of a GPU
+//! that NVML lists, without repetition; anything else fails, and so does hiding every GPU. Hiding some is a warning, as GPUs
+//! that are hidden cannot be put under load, unless the profile lists the variable under `environment.allowed` or
+//! `environment.required`. The value is compared with what CUDA really offers. With MIG on, CUDA's devices must be GPUs or
+//! MIG devices that NVML knows.
+//!
+//! ## What to do
+//! Unset the variable where the validator runs, or correct it; UUIDs (`nvidia-smi -L`) are safer than indices.
+//!
+//! ## Source
+//! CUDA Environment Variables, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>
+
+use std::collections::BTreeSet;
+
+use crate::check::{Check, Judge};
+use crate::facts::{CudaDevice, Facts};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::machine::{self, counted};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "cuda_visible_devices",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+};
+
+const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+const REMEDY: &str =
+    "unset CUDA_VISIBLE_DEVICES where this runs, or write UUIDs as nvidia-smi -L prints them";
+
+/// The variable is set to something that leaves CUDA fewer GPUs than it names, or none.
+pub(super) fn is_garbled(facts: &Facts) -> bool {
+    facts
+        .host
+        .environment
+        .value()
+        .and_then(|it| it.get(VARIABLE))
+        .is_some_and(|value| resolve_all(value, facts).is_err())
+}
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    let value = facts
+        .host
+        .environment
+        .required("the environment")?
+        .get(VARIABLE);
+    if facts.gpus.is_empty() {
+        return Err(machine::reported_by(
+            "gpu_count",
+            "NVML lists no GPU that could be hidden",
+            profile,
+        ));
+    }
+    if let Some(value) = value
+        && let Err(trouble) = resolve_all(value, facts)
+    {
+        return Ok(Outcome::fail(format!("{VARIABLE} is `{value}`: {trouble}")).remedy(REMEDY));
+    }
+    if !super::cuda_kernel::cuda_initialised(facts) {
+        return Err(machine::reported_by(
+            "cuda_driver_library",
+            "what CUDA offers is not known",
+            profile,
+        ));
+    }
+    let offered = facts.cuda.devices.required("CUDA's list of GPUs")?;
+    if is_split(facts) {
+        return Ok(judge_split(value, offered, facts));
+    }
+    match value {
+        None => judge_unset(offered, facts, profile),
+        Some(value) => judge_set(value, offered, facts, profile),
+    }
+}
+
+fn judge_unset(offered: &[CudaDevice], facts: &Facts, profile: &Profile) -> Judgement {
+    let hidden = hidden_gpus(offered, facts)?;
+    if !hidden.is_empty() || offered.len() != facts.gpus.len() {
+        return Err(machine::reported_by(
+            "gpu_count",
+            "CUDA and NVML list different GPUs though the variable is not set",
+            profile,
+        ));
+    }
+    Ok(Outcome::pass(format!(
+        "{VARIABLE} is not set, CUDA offers all {}",
+        counted(offered.len(), "GPU")
+    )))
+}
+
+/// With MIG on, CUDA offers a part of what NVML lists, whatever the variable says.
+fn judge_split(value: Option<&String>, offered: &[CudaDevice], facts: &Facts) -> Outcome {
+    let known = known_uuids(facts);
+    let stranger = offered
+        .iter()
+        .find(|device| !known.contains(device.uuid.as_str()));
+    if let Some(device) = stranger {
+        return Outcome::fail(format!(
+            "CUDA offers {}, which NVML does not know",
+            device.uuid
+        ))
+        .remedy("reset the GPUs, or reboot");
+    }
+    let variable = value.map_or("not set".to_owned(), |it| format!("`{it}`"));
+    Outcome::pass(format!(
+        "{VARIABLE} is {variable}; with MIG on, CUDA offers {}",
+        counted(offered.len(), "device")
+    ))
+}
+
+fn judge_set(value: &str, offered: &[CudaDevice], facts: &Facts, profile: &Profile) -> Judgement {
+    let wanted = value.split(',').count();
+    if offered.len() != wanted {
+        return Ok(Outcome::fail(format!(
+            "{VARIABLE} is `{value}`, but CUDA offers {}",
+            counted(offered.len(), "device")
+        ))
+        .expected(wanted)
+        .observed(offered.len())
+        .remedy(REMEDY));
+    }
+    let hidden = hidden_gpus(offered, facts)?;
+    if hidden.is_empty() {
+        return Ok(Outcome::pass(format!(
+            "{VARIABLE} is `{value}` and hides no GPU"
+        )));
+    }
+    let summary = format!(
+        "{VARIABLE} is `{value}` and hides {} of {}",
+        hidden.len(),
+        counted(facts.gpus.len(), "GPU")
+    );
+    let environment = &profile.environment;
+    if environment.allowed.iter().any(|it| it == VARIABLE)
+        || environment.required.contains_key(VARIABLE)
+    {
+        return Ok(Outcome::pass(format!("{summary}, as the profile allows")));
+    }
+    Ok(Outcome::warn(summary)
+        .expected("no GPU hidden")
+        .observed(hidden.join("\n"))
+        .remedy(REMEDY))
+}
+
+fn is_split(facts: &Facts) -> bool {
+    facts
+        .gpus
+        .iter()
+        .any(|gpu| gpu.mig.value().is_some_and(|mig| mig.current))
+}
+
+/// UUIDs of GPUs and MIG devices that NVML lists.
+fn known_uuids(facts: &Facts) -> BTreeSet<&str> {
+    let gpus = facts.gpus.iter().filter_map(|gpu| gpu.uuid.value());
+    let parts = facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| gpu.mig_devices.value())
+        .flatten()
+        .map(|device| &device.uuid);
+    gpus.chain(parts).map(String::as_str).collect()
+}
+
+/// GPUs that NVML lists and CUDA does not offer.
+fn hidden_gpus(offered: &[CudaDevice], facts: &Facts) -> Result<Vec<String>, Outcome> {
+    let mut hidden = Vec::new();
+    for gpu in &facts.gpus {
+        let uuid = gpu.uuid.required("UUID of a GPU")?;
+        if !offered.iter().any(|device| device.uuid == *uuid) {
+            hidden.push(machine::name_of(gpu));
+        }
+    }
+    Ok(hidden)
+}
+
+/// What each entry names, or what is wrong with the first that is wrong.
+fn resolve_all(value: &str, facts: &Facts) -> Result<(), String> {
+    if value.trim().is_empty() {
+        return Err("it is empty, so CUDA offers no GPU".to_owned());
+    }
+    let mut seen = BTreeSet::new();
+    for entry in value.split(',').map(str::trim) {
+        let Some(device) = resolve(entry, facts) else {
+            return Err(format!(
+                "`{entry}` names no GPU of this machine, so CUDA ignores it and all that follow"
+            ));
+        };
+        if !seen.insert(device) {
+            return Err(format!(
+                "`{entry}` names a GPU for the second time, so CUDA offers none"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The device that an entry names: by index among NVML's GPUs, or by the start of one UUID. CUDA's own order may differ
+/// from NVML's, but an index is valid in both or in neither.
+fn resolve(entry: &str, facts: &Facts) -> Option<String> {
+    if let Ok(index) = entry.parse::<usize>() {
+        return (index < facts.gpus.len()).then(|| index.to_string());
+    }
+    if !entry.starts_with("GPU-") && !entry.starts_with("MIG-") {
+        return None;
+    }
+    let known = known_uuids(facts);
+    let mut matching = known.iter().filter(|uuid| uuid.starts_with(entry));
+    let uuid = matching.next()?;
+    matching.next().is_none().then(|| (*uuid).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{Facts, MigDevice, MigMode, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts, profile: &str) -> Finding {
+        judge_host_check(&super::CHECK, facts, profile)
+    }
+
+    /// The variable has this value, and CUDA offers the GPUs in these positions.
+    fn node(value: &str, offered: &[usize]) -> Facts {
+        let mut facts = healthy_node();
+        facts.host.environment =
+            Reading::Value([("CUDA_VISIBLE_DEVICES".to_owned(), value.to_owned())].into());
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            *devices = offered.iter().map(|it| devices[*it].clone()).collect();
+        }
+        facts
+    }
+
+    fn uuid(facts: &Facts, position: usize) -> String {
+        facts.gpus[position]
+            .uuid
+            .value()
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn passes_when_it_is_not_set_or_hides_nothing() {
+        assert_eq!(judge(&healthy_node(), "{}").verdict, Verdict::Pass);
+        let facts = node("7,6,5,4,3,2,1,0", &[7, 6, 5, 4, 3, 2, 1, 0]);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn hiding_some_is_a_warning_unless_allowed() {
+        let facts = node("0,1", &[0, 1]);
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert_eq!(
+            finding.summary,
+            "CUDA_VISIBLE_DEVICES is `0,1` and hides 6 of 8 GPUs"
+        );
+        assert_eq!(
+            judge(&facts, "environment: {allowed: [CUDA_VISIBLE_DEVICES]}").verdict,
+            Verdict::Pass
+        );
+        let facts = node(&uuid(&healthy_node(), 3), &[3]);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn what_is_garbled_or_hides_everything_fails() {
+        for value in [
+            "",
+            " ",
+            "-1",
+            "8",
+            "0,1,8",
+            "0,x,1",
+            "none",
+            "0;1",
+            "0,0",
+            "GPU-ffffffff",
+        ] {
+            let finding = judge(&node(value, &[]), "{}");
+            assert_eq!(finding.verdict, Verdict::Fail, "`{value}`");
+        }
+    }
+
+    #[test]
+    fn a_start_that_fits_several_gpus_is_garbled() {
+        assert_eq!(judge(&node("GPU-", &[]), "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn what_cuda_offers_must_be_what_the_variable_says() {
+        assert_eq!(judge(&node("0,1", &[0]), "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn with_mig_the_devices_must_be_known() {
+        let mut facts = healthy_node();
+        facts.gpus[0].mig = Reading::Value(MigMode {
+            current: true,
+            pending: true,
+        });
+        facts.gpus[0].mig_devices = Reading::Value(vec![MigDevice {
+            uuid: "MIG-1".to_owned(),
+            ..MigDevice::default()
+        }]);
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.truncate(1);
+            devices[0].uuid = "MIG-1".to_owned();
+        }
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices[0].uuid = "MIG-2".to_owned();
+        }
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn different_lists_without_the_variable_are_left_to_gpu_count() {
+        let mut facts = healthy_node();
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.pop();
+        }
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.contains("gpu_count"));
+    }
+
+    #[test]
+    fn errs_when_environment_or_devices_were_not_read() {
+        let mut facts = healthy_node();
+        facts.cuda.devices = Reading::NotRead("time-out".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        facts.host.environment = Reading::NotRead("not probed".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn leaves_other_root_causes_to_their_own_checks() {
+        let mut facts = healthy_node();
+        facts.cuda.init = Reading::NotRead("not probed".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+        facts.gpus.clear();
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+    }
+}

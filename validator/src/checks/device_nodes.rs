@@ -1,0 +1,306 @@
+//! Every GPU has its device node, and this user may open it.
+//!
+//! ## Why
+//! Programs reach GPUs through `/dev/nvidia*`. A missing node, or one that the user may not open, is a GPU that jobs and
+//! containers do not get, although the driver is fine.
+//!
+//! ## How it is judged
+//! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container: that NVML lists), with
+//! `/dev/nvidiactl` and `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
+//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing `/dev/nvidia-uvm` only warns when CUDA
+//! initialised: then a privileged program made it on first use, which a container cannot. With MIG on there must be
+//! capability nodes in `/dev/nvidia-caps`.
+//!
+//! ## What to do
+//! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules so that they are there
+//! after every boot. For access, see `DeviceFileUID`, `DeviceFileGID` and `DeviceFileMode` of the module.
+//!
+//! ## Source
+//! DCGM's deployment check "Permissions and OS-related Blocks"; NVIDIA driver README, chapter "Device files",
+//! <https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html>
+
+use crate::check::{Check, Judge};
+use crate::facts::{DeviceNode, Facts, KernelModules};
+use crate::findings::{Judgement, Outcome, Verdict};
+use crate::level::{Level, Stage};
+use crate::machine;
+use crate::profile::Profile;
+use crate::tally::Tally;
+
+pub(crate) const CHECK: Check = Check {
+    id: "device_nodes",
+    stage: Stage::Host,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html",
+};
+
+/// The mode that the module gives its nodes unless told otherwise (driver README, `NVreg_DeviceFileMode`).
+const DEFAULT_DEVICE_FILE_MODE: u32 = 0o666;
+/// Nodes of `/dev/nvidia-caps` that are there without any MIG device: `nvidia-cap1` (MIG configuration) and
+/// `nvidia-cap2` (MIG monitor).
+const CAPABILITY_NODES_WITHOUT_MIG_DEVICES: [&str; 2] = [
+    "/dev/nvidia-caps/nvidia-cap1",
+    "/dev/nvidia-caps/nvidia-cap2",
+];
+const UVM: &str = "/dev/nvidia-uvm";
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    let modules = machine::loaded_driver(facts, profile)?;
+    let nodes = facts.host.device_nodes.required("device nodes")?;
+    let mode = device_file_mode(modules);
+    let mut tally = Tally::default();
+
+    let gpus = wanted_gpu_nodes(facts, modules, &mut tally);
+    if gpus.is_empty() && tally.worst().is_none() {
+        return Err(machine::reported_by(
+            "gpu_count",
+            "the driver holds no GPU that would need a device node",
+            profile,
+        ));
+    }
+    for (path, gpu) in &gpus {
+        judge_node(nodes, path, &format!("of {gpu}"), mode, &mut tally);
+    }
+    judge_node(nodes, "/dev/nvidiactl", "of the driver", mode, &mut tally);
+    judge_uvm(nodes, facts, mode, &mut tally);
+    judge_mig_capabilities(nodes, facts, &mut tally);
+
+    let worst = tally.worst();
+    let outcome = tally.outcome(Outcome::error("no device node was judged"));
+    Ok(match worst {
+        Some(Verdict::Pass) => Outcome::pass(format!(
+            "{}, /dev/nvidiactl and {UVM} are there and accessible",
+            machine::counted(gpus.len(), "GPU node")
+        )),
+        Some(Verdict::Fail | Verdict::Warn) => outcome.remedy(
+            "make the nodes: nvidia-modprobe -c 0 -u; enable nvidia-persistenced or NVIDIA's udev rules to have them \
+             after every boot; for access see the module's DeviceFileUID, DeviceFileGID and DeviceFileMode",
+        ),
+        _ => outcome,
+    })
+}
+
+/// `DeviceFileMode` of the loaded module, a decimal number in `/proc/driver/nvidia/params`.
+fn device_file_mode(modules: &KernelModules) -> u32 {
+    modules
+        .nvidia_parameters
+        .get("DeviceFileMode")
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(DEFAULT_DEVICE_FILE_MODE)
+}
+
+/// The node that each GPU needs, with the GPU's name.
+fn wanted_gpu_nodes(
+    facts: &Facts,
+    modules: &KernelModules,
+    tally: &mut Tally,
+) -> Vec<(String, String)> {
+    let minors: Vec<(String, Option<u32>)> = if machine::in_container(facts) {
+        facts
+            .gpus
+            .iter()
+            .map(|gpu| (machine::name_of(gpu), gpu.minor_number.value().copied()))
+            .collect()
+    } else {
+        modules
+            .nvidia_gpus
+            .iter()
+            .map(|(address, minor)| (format!("GPU {address}"), *minor))
+            .collect()
+    };
+    let mut nodes = Vec::new();
+    for (gpu, minor) in minors {
+        match minor {
+            Some(minor) => nodes.push((format!("/dev/nvidia{minor}"), gpu)),
+            None => tally.error(format!(
+                "minor number of {gpu} was not read, so its node is not known"
+            )),
+        }
+    }
+    nodes
+}
+
+fn judge_node(nodes: &[DeviceNode], path: &str, of: &str, mode: u32, tally: &mut Tally) {
+    match nodes.iter().find(|node| node.path == path) {
+        None => tally.fail(format!("{path} {of} is missing")),
+        Some(node) if !node.accessible => tally.fail(format!(
+            "{path} {of} (mode {:04o}) may not be opened by this user",
+            node.mode
+        )),
+        Some(node) if node.mode & 0o777 != mode => tally.warn(format!(
+            "{path} has mode {:04o}, the driver is told to give {mode:04o}",
+            node.mode & 0o777
+        )),
+        Some(_) => tally.pass(path),
+    }
+}
+
+fn judge_uvm(nodes: &[DeviceNode], facts: &Facts, mode: u32, tally: &mut Tally) {
+    let is_missing = !nodes.iter().any(|node| node.path == UVM);
+    let cuda_initialised = facts.cuda.init.value().is_some_and(|init| init.code == 0);
+    if is_missing && cuda_initialised {
+        tally.warn(format!(
+            "{UVM} was missing until CUDA was first used; a container cannot make it"
+        ));
+    } else {
+        judge_node(nodes, UVM, "of CUDA's unified memory", mode, tally);
+    }
+}
+
+fn judge_mig_capabilities(nodes: &[DeviceNode], facts: &Facts, tally: &mut Tally) {
+    let has_mig_devices = facts
+        .gpus
+        .iter()
+        .any(|gpu| gpu.mig_devices.value().is_some_and(|it| !it.is_empty()));
+    if !has_mig_devices {
+        return;
+    }
+    let has_capabilities = nodes.iter().any(|node| {
+        node.path.starts_with("/dev/nvidia-caps/nvidia-cap")
+            && !CAPABILITY_NODES_WITHOUT_MIG_DEVICES.contains(&node.path.as_str())
+    });
+    if has_capabilities {
+        tally.pass("/dev/nvidia-caps");
+    } else {
+        tally.fail("MIG devices exist, but /dev/nvidia-caps has no node for them");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{DeviceNode, Facts, MigDevice, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts) -> Finding {
+        judge_host_check(&super::CHECK, facts, "{}")
+    }
+
+    fn nodes(facts: &mut Facts) -> &mut Vec<DeviceNode> {
+        match &mut facts.host.device_nodes {
+            Reading::Value(nodes) => nodes,
+            _ => unreachable!("the healthy machine has nodes"),
+        }
+    }
+
+    fn remove(facts: &mut Facts, path: &str) {
+        nodes(facts).retain(|node| node.path != path);
+    }
+
+    #[test]
+    fn passes_when_all_are_there() {
+        let finding = judge(&healthy_node());
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert_eq!(
+            finding.summary,
+            "8 GPU nodes, /dev/nvidiactl and /dev/nvidia-uvm are there and accessible"
+        );
+    }
+
+    #[test]
+    fn fails_when_a_gpu_has_none() {
+        let mut facts = healthy_node();
+        remove(&mut facts, "/dev/nvidia3");
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(
+            finding.summary.starts_with("/dev/nvidia3 of GPU 0000:"),
+            "{}",
+            finding.summary
+        );
+    }
+
+    #[test]
+    fn fails_when_one_may_not_be_opened() {
+        let mut facts = healthy_node();
+        nodes(&mut facts)[1].accessible = false;
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn fails_without_the_control_node() {
+        let mut facts = healthy_node();
+        remove(&mut facts, "/dev/nvidiactl");
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_unified_memory_node_that_cuda_made_late_is_a_warning() {
+        let mut facts = healthy_node();
+        remove(&mut facts, "/dev/nvidia-uvm");
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
+        facts.cuda.init = Reading::NotRead("not probed".to_owned());
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn the_mode_must_be_the_one_that_the_driver_is_told_to_give() {
+        let mut facts = healthy_node();
+        nodes(&mut facts)[0].mode = 0o660;
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
+        for node in nodes(&mut facts) {
+            node.mode = 0o660;
+        }
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            let octal_0660 = "432".to_owned();
+            modules
+                .nvidia_parameters
+                .insert("DeviceFileMode".to_owned(), octal_0660);
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn mig_devices_need_capability_nodes() {
+        let mut facts = healthy_node();
+        facts.gpus[0].mig_devices = Reading::Value(vec![MigDevice::default()]);
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+        let node = |number| DeviceNode {
+            path: format!("/dev/nvidia-caps/nvidia-cap{number}"),
+            accessible: true,
+            mode: 0o444,
+        };
+        nodes(&mut facts).extend([node(1), node(2)]);
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+        nodes(&mut facts).push(node(21));
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn a_container_needs_the_nodes_of_its_own_gpus() {
+        let mut facts = healthy_node();
+        facts.host.in_container = Reading::Value(true);
+        facts.gpus.truncate(1);
+        facts.gpus[0].minor_number = Reading::Value(5);
+        for minor in [0, 1, 2, 3, 4, 6, 7] {
+            remove(&mut facts, &format!("/dev/nvidia{minor}"));
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+        facts.gpus[0].minor_number = Reading::Value(4);
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn errs_when_nodes_or_minor_numbers_were_not_read() {
+        let mut facts = healthy_node();
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            for minor in modules.nvidia_gpus.values_mut() {
+                *minor = None;
+            }
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Error);
+        let mut facts = healthy_node();
+        facts.host.device_nodes = Reading::NotRead("no /dev".to_owned());
+        assert_eq!(judge(&facts).verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn leaves_missing_gpus_to_their_own_check() {
+        let mut facts = healthy_node();
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.nvidia_gpus.clear();
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Skip);
+    }
+}

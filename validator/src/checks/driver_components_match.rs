@@ -1,0 +1,292 @@
+//! Kernel module, NVML, libcuda and GSP firmware are of one driver version.
+//!
+//! ## Why
+//! The parts of a driver speak to each other in a private language that changes with every version. After an upgrade
+//! without a reboot, or with two packages that own parts of the driver, nothing starts: `Driver/library version mismatch`,
+//! CUDA error 803, or a GPU that does not initialise.
+//!
+//! ## How it is judged
+//! Every version that can be read must equal that of the loaded kernel module: what NVML says of the driver, NVML's own,
+//! the `libnvidia-ml` and `libcuda` files that the loader would take, and the firmware that each GPU's GSP runs. A
+//! `libcuda` from a `cuda-compat` folder is left to `cuda_compat_package`.
+//!
+//! ## What to do
+//! Reboot after a driver upgrade. If that does not help, remove every NVIDIA driver package and install one version.
+//!
+//! ## Source
+//! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>; open kernel modules need GSP firmware and
+//! user-space components of the same release (<https://github.com/NVIDIA/open-gpu-kernel-modules>).
+
+use crate::check::{Check, Judge};
+use crate::facts::{Facts, GpuFacts, LibraryFile, Reading};
+use crate::findings::{Judgement, Outcome, Verdict};
+use crate::level::{Level, Stage};
+use crate::machine;
+use crate::profile::Profile;
+use crate::reference::DriverVersion;
+use crate::tally::Tally;
+
+pub(crate) const CHECK: Check = Check {
+    id: "driver_components_match",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/cuda-compatibility/",
+};
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    let module = machine::driver_version(facts, profile)?;
+    let mut tally = Tally::default();
+    compare_library(
+        first_library(facts, &facts.host.libnvidia_ml_files),
+        "libnvidia-ml",
+        &module,
+        &mut tally,
+    );
+    compare_library(
+        first_library(facts, &facts.host.libcuda_files),
+        "libcuda",
+        &module,
+        &mut tally,
+    );
+    let nvml_answers = facts.nvml.initialized == Reading::Value(true);
+    if nvml_answers {
+        compare_nvml(facts, &module, &mut tally);
+        for gpu in &facts.gpus {
+            compare_gsp_firmware(gpu, &module, &mut tally);
+        }
+    }
+    let worst = tally.worst();
+    if !nvml_answers && worst != Some(Verdict::Fail) {
+        return Err(machine::reported_by(
+            "nvml_library",
+            "NVML's version could not be compared because NVML does not answer",
+            profile,
+        ));
+    }
+    let outcome = tally.outcome(Outcome::error("no component of the driver was compared"));
+    Ok(match worst {
+        Some(Verdict::Pass) => Outcome::pass(format!(
+            "kernel module, NVML, libcuda and GSP firmware are of driver {module}"
+        )),
+        Some(Verdict::Fail) => outcome
+            .expected(format!("{module}, the version of the loaded kernel module"))
+            .remedy(
+                "reboot to load the module that was installed; if that does not help, remove every NVIDIA driver package \
+                 and install one version",
+            ),
+        _ => outcome,
+    })
+}
+
+/// The file that the loader would take, if it is the driver's own.
+fn first_library<'a>(
+    facts: &Facts,
+    files: &'a Reading<Vec<LibraryFile>>,
+) -> Result<Option<&'a LibraryFile>, Outcome> {
+    let files = files.required("the loader's libraries")?;
+    let compat = facts.host.cuda_compat.value();
+    let of_compat_package = |file: &LibraryFile| {
+        compat
+            .into_iter()
+            .flatten()
+            .any(|package| file.resolved.starts_with(&format!("{}/", package.path)))
+    };
+    Ok(files.iter().find(|file| !of_compat_package(file)))
+}
+
+fn compare_library(
+    file: Result<Option<&LibraryFile>, Outcome>,
+    name: &str,
+    module: &DriverVersion,
+    tally: &mut Tally,
+) {
+    match file {
+        Err(outcome) => tally.error(format!("{name}: {}", outcome.summary)),
+        // A library that is not there is reported by nvml_library and cuda_driver_library.
+        Ok(None) => {}
+        Ok(Some(file)) => match &file.version {
+            None => tally.error(format!(
+                "the version of {} cannot be told from its name",
+                file.resolved
+            )),
+            Some(version) => compare(&file.resolved, version, module, tally),
+        },
+    }
+}
+
+fn compare_nvml(facts: &Facts, module: &DriverVersion, tally: &mut Tally) {
+    match facts.nvml.driver_version.required("NVML's driver version") {
+        Ok(version) => compare("the driver that NVML speaks to", version, module, tally),
+        Err(outcome) => tally.error(outcome.summary),
+    }
+    match facts.nvml.nvml_version.required("NVML's version") {
+        // NVML puts the CUDA version's major number before the driver's: 13.580.159.04.
+        Ok(version) => match version.split_once('.') {
+            Some((_, driver)) => compare("NVML", driver, module, tally),
+            None => tally.error(format!("NVML's version `{version}` makes no sense")),
+        },
+        Err(outcome) => tally.error(outcome.summary),
+    }
+}
+
+fn compare_gsp_firmware(gpu: &GpuFacts, module: &DriverVersion, tally: &mut Tally) {
+    let what = format!("GSP firmware of {}", machine::name_of(gpu));
+    match &gpu.gsp_firmware_version {
+        Reading::Value(version) => compare(&what, version, module, tally),
+        // Without a GSP, or with it turned off, there is no firmware to match.
+        Reading::NotSupported => {}
+        // NVML gives no other value of a lost GPU either; its own checks report that.
+        Reading::NotRead(_) if gpu.lost.is_some() => {}
+        Reading::NotRead(reason) => tally.error(format!("{what} could not be read: {reason}")),
+    }
+}
+
+fn compare(what: &str, version: &str, module: &DriverVersion, tally: &mut Tally) {
+    match version.parse::<DriverVersion>() {
+        Err(error) => tally.error(format!("{what}: {error}")),
+        Ok(version) if version == *module => tally.pass(format!("{what} is of {version}")),
+        Ok(version) => tally.fail(format!(
+            "{what} is of {version}, the loaded kernel module is {module}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{CudaCompatPackage, Facts, LibraryFile, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts) -> Finding {
+        judge_host_check(&super::CHECK, facts, "{}")
+    }
+
+    fn library(path: &str, version: Option<&str>) -> LibraryFile {
+        LibraryFile {
+            path: path.to_owned(),
+            resolved: path.to_owned(),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    /// Every GPU's firmware is of this version.
+    fn node_with_firmware(version: &str) -> Facts {
+        let mut facts = healthy_node();
+        for gpu in &mut facts.gpus {
+            gpu.gsp_firmware_version = Reading::Value(version.to_owned());
+        }
+        facts
+    }
+
+    #[test]
+    fn passes_when_all_are_of_one_version() {
+        let finding = judge(&node_with_firmware("580.159.04"));
+        assert_eq!(finding.verdict, Verdict::Pass, "{finding:#?}");
+    }
+
+    #[test]
+    fn gpus_without_a_gsp_have_nothing_to_match() {
+        let mut facts = node_with_firmware("580.159.04");
+        for gpu in &mut facts.gpus {
+            gpu.gsp_firmware_version = Reading::NotSupported;
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn fails_when_one_component_is_of_another_version() {
+        let breakages: [fn(&mut Facts); 5] = [
+            |facts| {
+                facts.host.libcuda_files = Reading::Value(vec![library(
+                    "/usr/lib/libcuda.so.580.95.05",
+                    Some("580.95.05"),
+                )]);
+            },
+            |facts| {
+                facts.host.libnvidia_ml_files = Reading::Value(vec![library(
+                    "/usr/lib/libnvidia-ml.so.590.44.01",
+                    Some("590.44.01"),
+                )]);
+            },
+            |facts| facts.nvml.driver_version = Reading::Value("580.95.05".to_owned()),
+            |facts| facts.nvml.nvml_version = Reading::Value("13.580.95.05".to_owned()),
+            |facts| facts.gpus[2].gsp_firmware_version = Reading::Value("580.95.05".to_owned()),
+        ];
+        for break_one in breakages {
+            let mut facts = node_with_firmware("580.159.04");
+            break_one(&mut facts);
+            let finding = judge(&facts);
+            assert_eq!(finding.verdict, Verdict::Fail);
+            assert!(
+                finding
+                    .summary
+                    .ends_with("the loaded kernel module is 580.159.04"),
+                "{}",
+                finding.summary
+            );
+        }
+    }
+
+    #[test]
+    fn an_upgrade_without_reboot_is_told_although_nvml_does_not_answer() {
+        let mut facts = healthy_node();
+        facts.gpus.clear();
+        facts.nvml.initialized = Reading::NotRead("driver/library version mismatch".to_owned());
+        facts.host.libnvidia_ml_files = Reading::Value(vec![library(
+            "/usr/lib/libnvidia-ml.so.580.200.01",
+            Some("580.200.01"),
+        )]);
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn leaves_an_nvml_that_does_not_answer_to_its_own_check() {
+        let mut facts = healthy_node();
+        facts.gpus.clear();
+        facts.nvml.initialized = Reading::NotRead("no library".to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.contains("nvml_library"));
+    }
+
+    #[test]
+    fn a_compat_library_is_judged_elsewhere() {
+        let mut facts = node_with_firmware("580.159.04");
+        facts.host.cuda_compat = Reading::Value(vec![CudaCompatPackage {
+            path: "/usr/local/cuda-13.1/compat".to_owned(),
+            ..CudaCompatPackage::default()
+        }]);
+        if let Reading::Value(files) = &mut facts.host.libcuda_files {
+            files.insert(
+                0,
+                library(
+                    "/usr/local/cuda-13.1/compat/libcuda.so.590.44.01",
+                    Some("590.44.01"),
+                ),
+            );
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn errs_when_a_version_was_not_read() {
+        let breakages: [fn(&mut Facts); 5] = [
+            |facts| facts.host.libcuda_files = Reading::NotRead("not probed".to_owned()),
+            |facts| {
+                facts.host.libcuda_files =
+                    Reading::Value(vec![library("/usr/lib/libcuda.so.1", None)]);
+            },
+            |facts| facts.nvml.driver_version = Reading::NotRead("unknown error".to_owned()),
+            |facts| facts.nvml.nvml_version = Reading::Value("580".to_owned()),
+            |facts| {
+                facts.gpus[1].gsp_firmware_version = Reading::NotRead("time-out".to_owned());
+            },
+        ];
+        for break_one in breakages {
+            let mut facts = node_with_firmware("580.159.04");
+            break_one(&mut facts);
+            assert_eq!(judge(&facts).verdict, Verdict::Error);
+        }
+    }
+}

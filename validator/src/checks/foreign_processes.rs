@@ -1,0 +1,166 @@
+//! Nobody else is using the GPU.
+//!
+//! ## Why
+//! At image build, at first boot and before a job, a process that still holds the GPU is a leftover: it takes memory and time
+//! from the next job. But busy is not broken.
+//!
+//! ## How it is judged
+//! Processes on the GPU, this validator's own aside: `warn` by default, `fail` where `policy.foreign_processes` is `forbidden`,
+//! pass where it is `allowed`. With `required` their absence is a `fail`.
+//!
+//! ## What to do
+//! Find out whose process it is (`ps -fp <pid>`), and let it end or end it. In a container NVML may hide the processes of
+//! others, so look from the host.
+//!
+//! ## Source
+//! `nvmlDeviceGetComputeRunningProcesses`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM
+//! warns of graphics processes, Meta's gcm fails on any before a job.
+
+use crate::check::{Check, Judge};
+use crate::facts::{Facts, GpuFacts, GpuProcess};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::{Profile, Requirement};
+
+pub(crate) const CHECK: Check = Check {
+    id: "foreign_processes",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
+};
+
+/// A job may have hundreds of processes; a person reads the first few.
+const NAMED_PROCESSES_MAXIMUM: usize = 5;
+
+fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
+    let processes = gpu.processes.applicable("list of processes")?;
+    let policy = profile.policy.foreign_processes;
+    if processes.is_empty() {
+        if policy == Some(Requirement::Required) {
+            return Ok(
+                Outcome::fail("no process uses the GPU, the profile requires one")
+                    .expected("a process")
+                    .observed("none")
+                    .remedy("start the service that the profile counts on"),
+            );
+        }
+        return Ok(Outcome::pass("no process uses the GPU"));
+    }
+    let text = format!("{} the GPU: {}", count_use(processes), in_words(processes));
+    let outcome = match policy {
+        Some(Requirement::Allowed | Requirement::Required) => return Ok(Outcome::pass(text)),
+        Some(Requirement::Forbidden) => Outcome::fail(text),
+        None => Outcome::warn(text),
+    };
+    Ok(outcome
+        .expected("no process")
+        .observed(in_words(processes))
+        .remedy("find out whose they are (ps -fp <pid>) and let them end; if they belong here, state policy.foreign_processes in the profile"))
+}
+
+fn count_use(processes: &[GpuProcess]) -> String {
+    match processes.len() {
+        1 => "1 process uses".to_owned(),
+        count => format!("{count} processes use"),
+    }
+}
+
+fn in_words(processes: &[GpuProcess]) -> String {
+    let mut words: Vec<String> = processes
+        .iter()
+        .take(NAMED_PROCESSES_MAXIMUM)
+        .map(|process| {
+            let name = process.name.as_deref().unwrap_or("unknown name");
+            let graphics = if process.graphics { ", graphics" } else { "" };
+            let memory = process
+                .used_memory_bytes
+                .map(|it| format!(", {} MiB", it >> 20))
+                .unwrap_or_default();
+            format!("{name} (pid {}{graphics}{memory})", process.pid)
+        })
+        .collect();
+    let rest = processes.len().saturating_sub(NAMED_PROCESSES_MAXIMUM);
+    if rest > 0 {
+        words.push(format!("{rest} more"));
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{GpuProcess, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{judge_gpu, judge_healthy, python_process};
+
+    fn with(profile: &str, processes: Vec<GpuProcess>) -> Finding {
+        judge_gpu(&CHECK, profile, |gpu| {
+            gpu.processes = Reading::Value(processes);
+        })
+    }
+
+    #[test]
+    fn passes_when_nobody_is_there() {
+        assert!(
+            judge_healthy(&CHECK)
+                .iter()
+                .all(|it| it.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn warns_by_default_and_names_them() {
+        let finding = with("{}", vec![python_process(512)]);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert_eq!(
+            finding.summary,
+            "1 process uses the GPU: python3 (pid 4242, 512 MiB)"
+        );
+    }
+
+    #[test]
+    fn names_only_the_first_few() {
+        let finding = with("{}", vec![python_process(1); 7]);
+        assert!(finding.summary.starts_with("7 processes use the GPU"));
+        assert!(finding.summary.ends_with(", 2 more"), "{}", finding.summary);
+    }
+
+    #[test]
+    fn names_a_process_of_which_little_is_known() {
+        let finding = with(
+            "{}",
+            vec![GpuProcess {
+                pid: 7,
+                name: None,
+                used_memory_bytes: None,
+                graphics: true,
+            }],
+        );
+        assert_eq!(
+            finding.observed.as_deref(),
+            Some("unknown name (pid 7, graphics)")
+        );
+    }
+
+    #[test]
+    fn the_profile_decides() {
+        let policy = |word| format!("policy: {{foreign_processes: {word}}}");
+        let one = || vec![python_process(512)];
+        assert_eq!(with(&policy("forbidden"), one()).verdict, Verdict::Fail);
+        assert_eq!(with(&policy("allowed"), one()).verdict, Verdict::Pass);
+        assert_eq!(with(&policy("required"), one()).verdict, Verdict::Pass);
+        assert_eq!(with(&policy("forbidden"), vec![]).verdict, Verdict::Pass);
+        assert_eq!(with(&policy("required"), vec![]).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn errs_when_they_were_not_read_and_skips_where_they_are_not_told() {
+        let not_read = judge_gpu(&CHECK, "policy: {foreign_processes: allowed}", |gpu| {
+            gpu.processes = Reading::NotRead("no permission".to_owned());
+        });
+        assert_eq!(not_read.verdict, Verdict::Error);
+        let none = judge_gpu(&CHECK, "{}", |gpu| gpu.processes = Reading::NotSupported);
+        assert_eq!(none.verdict, Verdict::Skip);
+    }
+}

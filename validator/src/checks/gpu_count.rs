@@ -1,0 +1,555 @@
+//! Every GPU that the machine should have is there, in every layer.
+//!
+//! ## Why
+//! A GPU can be lost between any two layers: it falls off the PCI bus, the kernel module does not start it, NVML does not
+//! list it, CUDA does not offer it. Jobs then get seven of eight GPUs, or fail in ways that name no GPU.
+//!
+//! ## How it is judged
+//! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else what the EC2 instance type
+//! has. Each of them must be held by the kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG
+//! changes the picture, offered by CUDA; the text names the first layer that misses each GPU. When nothing is expected and
+//! there is no GPU at all, it could not be judged. In a container only the profile's count, NVML and CUDA are compared:
+//! the bus it sees is the host's.
+//!
+//! ## What to do
+//! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU, reboot; if the GPU stays
+//! away from the bus, stop and start the instance on other hardware, or have the machine inspected.
+//!
+//! ## Source
+//! DCGM's deployment check "Permissions and OS-related Blocks" counts device nodes; AWS, Amazon EC2 instance types,
+//! <https://aws.amazon.com/ec2/instance-types/#Accelerated_Computing>
+
+use std::collections::BTreeSet;
+
+use crate::check::{Check, Judge};
+use crate::expect::{self, Expected};
+use crate::facts::{Facts, KernelModules, PciDevice, Reading};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::machine::{self, counted};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "gpu_count",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/xid-errors/",
+};
+
+const REMEDY: &str = "look for the PCI address in the kernel log: dmesg | grep -i nvrm; reset the GPU or reboot; if it stays \
+                      away from the bus, stop and start the instance on other hardware";
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    if machine::in_container(facts) {
+        judge_container(facts, profile)
+    } else {
+        judge_machine(facts, profile)
+    }
+}
+
+fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
+    let gpus = machine::pci_gpus(facts)?;
+    let expected = expect::gpu_count(facts, profile);
+    if let Some(expected) = &expected
+        && gpus.len() != expected.value as usize
+    {
+        return Ok(wrong_number(gpus.len(), "on the PCI bus", expected).remedy(REMEDY));
+    }
+    if gpus.is_empty() && facts.gpus.is_empty() {
+        if expected.is_some() {
+            return Ok(Outcome::pass("no GPU is expected, and none is there"));
+        }
+        return Ok(Outcome::error(
+            "no NVIDIA GPU is on the PCI bus, and neither profile nor instance type says how many there should be",
+        )
+        .remedy("run this on a GPU node, or say in a profile what is expected: gpus: {count: 8}"));
+    }
+    let modules = machine::loaded_driver(facts, profile)?;
+    let held_by_others: Vec<String> = gpus
+        .iter()
+        .filter_map(|gpu| missing_in_kernel_module(gpu, modules))
+        .collect();
+    let nvml_answers = facts.nvml.initialized == Reading::Value(true);
+    if !nvml_answers && held_by_others.is_empty() {
+        return Err(machine::reported_by(
+            "nvml_library",
+            &format!(
+                "{} on the PCI bus could not be compared with NVML, which does not answer",
+                counted(gpus.len(), "GPU")
+            ),
+            profile,
+        ));
+    }
+    let mut missing = held_by_others;
+    if nvml_answers {
+        missing.extend(missing_in_nvml(&gpus, modules, facts)?);
+    }
+    if missing.is_empty() {
+        missing.extend(strangers_to_the_bus(&gpus, facts));
+    }
+    if let Some(outcome) = judge_missing(&missing, gpus.len(), facts) {
+        return Ok(outcome);
+    }
+    let layers = "PCI bus, kernel module, NVML";
+    judge_cuda(facts, gpus.len(), layers, expected.as_ref())
+}
+
+/// In a container the bus is the host's; what counts is what the container was given.
+fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
+    if facts.nvml.initialized != Reading::Value(true) {
+        machine::loaded_driver(facts, profile)?;
+        return Err(machine::reported_by(
+            "nvml_library",
+            "the GPUs of this container could not be counted: NVML does not answer",
+            profile,
+        ));
+    }
+    let count = *facts.nvml.gpu_count.required("NVML's number of GPUs")? as usize;
+    let expected = profile.gpus.count.map(|value| Expected {
+        value,
+        source: "the profile".to_owned(),
+    });
+    match &expected {
+        Some(expected) if count != expected.value as usize => {
+            return Ok(
+                wrong_number(count, "given to this container", expected).remedy(
+                    "ask the container runtime for all GPUs, or correct gpus.count of the profile",
+                ),
+            );
+        }
+        None if count == 0 => {
+            return Ok(Outcome::error(
+                "no GPU was given to this container, and the profile does not say how many there should be",
+            )
+            .remedy("start the container with GPUs: docker run --gpus all"));
+        }
+        _ => {}
+    }
+    judge_cuda(facts, count, "NVML in this container", expected.as_ref())
+}
+
+fn wrong_number(count: usize, place: &str, expected: &Expected<u32>) -> Outcome {
+    Outcome::fail(format!(
+        "{} {} {place}, {} says {}",
+        counted(count, "GPU"),
+        if count == 1 { "is" } else { "are" },
+        expected.source,
+        expected.value
+    ))
+    .expected(format!("{} ({})", expected.value, expected.source))
+    .observed(count)
+}
+
+fn missing_in_kernel_module(gpu: &PciDevice, modules: &KernelModules) -> Option<String> {
+    let bound_to_nvidia = gpu.driver.as_deref() == Some("nvidia");
+    if bound_to_nvidia || modules.nvidia_gpus.contains_key(&gpu.address) {
+        return None;
+    }
+    Some(match &gpu.driver {
+        Some(driver) => format!(
+            "GPU {} is bound to kernel driver {driver}, not to nvidia",
+            gpu.address
+        ),
+        None => format!("GPU {} is not held by the kernel module", gpu.address),
+    })
+}
+
+/// GPUs that the kernel module holds and NVML does not list.
+fn missing_in_nvml(
+    gpus: &[&PciDevice],
+    modules: &KernelModules,
+    facts: &Facts,
+) -> Result<Vec<String>, Outcome> {
+    let missing: Vec<String> = gpus
+        .iter()
+        .filter(|gpu| missing_in_kernel_module(gpu, modules).is_none())
+        .filter(|gpu| {
+            !facts
+                .gpus
+                .iter()
+                .any(|it| it.pci_address.value() == Some(&gpu.address))
+        })
+        .map(|gpu| {
+            format!(
+                "GPU {} is held by the kernel module and {}",
+                gpu.address,
+                if facts.gpus.iter().any(|it| it.pci_address.value().is_none()) {
+                    "lost to NVML"
+                } else {
+                    "not listed by NVML"
+                }
+            )
+        })
+        .collect();
+    // A lost GPU tells nothing, not even its address: it is missing all the same.
+    let unread = facts
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.pci_address.value().is_none() && gpu.lost.is_none())
+        .count();
+    // A GPU that NVML lists without its address may be the one that seems to be missing.
+    if !missing.is_empty() && unread > 0 {
+        return Err(Outcome::error(format!(
+            "{} that NVML lists told no PCI address, so that {} on the bus could not be matched",
+            counted(unread, "GPU"),
+            counted(missing.len(), "GPU")
+        )));
+    }
+    Ok(missing)
+}
+
+/// GPUs that NVML lists and the bus does not show.
+fn strangers_to_the_bus(gpus: &[&PciDevice], facts: &Facts) -> Vec<String> {
+    facts
+        .gpus
+        .iter()
+        .filter(|gpu| {
+            !gpu.pci_address
+                .value()
+                .is_some_and(|address| gpus.iter().any(|it| it.address == *address))
+        })
+        .map(|gpu| {
+            format!(
+                "{} is listed by NVML and not on the PCI bus",
+                machine::name_of(gpu)
+            )
+        })
+        .collect()
+}
+
+fn judge_missing(missing: &[String], total: usize, facts: &Facts) -> Option<Outcome> {
+    let first = missing.first()?;
+    let summary = match missing.len() {
+        1 => first.clone(),
+        count => format!("{count} of {total} GPUs are missing in a layer: {first}; …"),
+    };
+    let mut observed = missing.join("\n");
+    for line in what_the_kernel_says(facts) {
+        observed.push_str("\nkernel log: ");
+        observed.push_str(line);
+    }
+    Some(
+        Outcome::fail(summary)
+            .expected(format!("{} in every layer", counted(total, "GPU")))
+            .observed(observed)
+            .remedy(REMEDY),
+    )
+}
+
+/// The kernel's own words on a GPU that did not start, at most three.
+fn what_the_kernel_says(facts: &Facts) -> impl Iterator<Item = &str> {
+    facts
+        .host
+        .kernel_log
+        .value()
+        .into_iter()
+        .flat_map(|log| &log.records)
+        .map(|record| record.text.as_str())
+        .filter(|text| text.contains("RmInitAdapter failed") || text.contains("fallen off the bus"))
+        .take(3)
+}
+
+/// The last layer. CUDA's own list is only comparable where nothing is meant to change it.
+fn judge_cuda(
+    facts: &Facts,
+    count: usize,
+    layers: &str,
+    expected: Option<&Expected<u32>>,
+) -> Judgement {
+    let agreed = |layers: &str| {
+        let source = expected.map_or(String::new(), |it| format!(", as {} says", it.source));
+        format!("{} in {layers}{source}", counted(count, "GPU"))
+    };
+    if let Some(reason) = cuda_is_not_comparable(facts) {
+        return Ok(Outcome::pass(format!(
+            "{} (not compared with CUDA: {reason})",
+            agreed(layers)
+        )));
+    }
+    let devices = facts.cuda.devices.required("CUDA's list of GPUs")?;
+    let in_cuda: BTreeSet<&str> = devices.iter().map(|it| it.uuid.as_str()).collect();
+    let mut missing = Vec::new();
+    for gpu in &facts.gpus {
+        if !in_cuda.contains(gpu.uuid.required("UUID of a GPU")?.as_str()) {
+            missing.push(format!(
+                "{} is listed by NVML and not offered by CUDA",
+                machine::name_of(gpu)
+            ));
+        }
+    }
+    if let Some(outcome) = judge_missing(&missing, count, facts) {
+        return Ok(outcome);
+    }
+    if devices.len() != facts.gpus.len() {
+        return Ok(Outcome::fail(format!(
+            "CUDA offers {}, NVML lists {}",
+            counted(devices.len(), "GPU"),
+            facts.gpus.len()
+        ))
+        .expected(facts.gpus.len())
+        .observed(devices.len())
+        .remedy(REMEDY));
+    }
+    Ok(Outcome::pass(agreed(&format!("{layers}, CUDA"))))
+}
+
+fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
+    let variable_is_set = facts
+        .host
+        .environment
+        .value()
+        .is_some_and(|it| it.contains_key("CUDA_VISIBLE_DEVICES"));
+    let mig_is_on = facts
+        .gpus
+        .iter()
+        .any(|gpu| gpu.mig.value().is_some_and(|mig| mig.current));
+    if facts.cuda.init.value().is_none_or(|init| init.code != 0) {
+        Some("cuda_driver_library reports why")
+    } else if variable_is_set {
+        Some("CUDA_VISIBLE_DEVICES is set, see cuda_visible_devices")
+    } else if mig_is_on {
+        Some("MIG is on")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{CudaResult, Facts, KernelLogRecord, MigMode, PciDevice, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts, profile: &str) -> Finding {
+        judge_host_check(&super::CHECK, facts, profile)
+    }
+
+    fn bus(facts: &mut Facts) -> &mut Vec<PciDevice> {
+        match &mut facts.host.pci_devices {
+            Reading::Value(devices) => devices,
+            _ => unreachable!("the healthy machine has a bus"),
+        }
+    }
+
+    fn node_without_gpus() -> Facts {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::NotSupported;
+        bus(&mut facts).clear();
+        facts.gpus.clear();
+        facts.nvml = Default::default();
+        facts.cuda = Default::default();
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.loaded.clear();
+            modules.nvidia_gpus.clear();
+        }
+        facts
+    }
+
+    /// The kernel module no longer holds the GPU in this position of the bus.
+    fn unbind(facts: &mut Facts, position: usize) {
+        let device = &mut bus(facts)[position];
+        device.driver = None;
+        let address = device.address.clone();
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.nvidia_gpus.remove(&address);
+        }
+        facts
+            .gpus
+            .retain(|gpu| gpu.pci_address.value() != Some(&address));
+        facts.nvml.gpu_count = Reading::Value(u32::try_from(facts.gpus.len()).expect("few GPUs"));
+    }
+
+    #[test]
+    fn passes_when_every_layer_has_all() {
+        let finding = judge(&healthy_node(), "gpus: {count: 8}");
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert_eq!(
+            finding.summary,
+            "8 GPUs in PCI bus, kernel module, NVML, CUDA, as the profile says"
+        );
+        assert_eq!(judge(&healthy_node(), "{}").verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn fails_when_the_bus_has_fewer_or_more_than_expected() {
+        for expected in [7, 9] {
+            let finding = judge(&healthy_node(), &format!("gpus: {{count: {expected}}}"));
+            assert_eq!(finding.verdict, Verdict::Fail);
+            assert_eq!(
+                finding.summary,
+                format!("8 GPUs are on the PCI bus, the profile says {expected}")
+            );
+        }
+    }
+
+    #[test]
+    fn a_machine_without_gpus_fails_only_where_some_are_expected() {
+        let facts = node_without_gpus();
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn names_the_layer_that_misses_a_gpu() {
+        let mut facts = healthy_node();
+        unbind(&mut facts, 2);
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(
+            finding
+                .summary
+                .ends_with("is not held by the kernel module"),
+            "{}",
+            finding.summary
+        );
+
+        let mut facts = healthy_node();
+        facts.gpus.remove(2);
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(
+            finding.summary.ends_with("not listed by NVML"),
+            "{}",
+            finding.summary
+        );
+
+        let mut facts = healthy_node();
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.remove(2);
+        }
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(
+            finding.summary.ends_with("not offered by CUDA"),
+            "{}",
+            finding.summary
+        );
+    }
+
+    #[test]
+    fn a_lost_gpu_is_missing_although_nvml_counts_it() {
+        let mut facts = healthy_node();
+        facts.gpus[4].lost = Some("nvmlDeviceGetPciInfo".to_owned());
+        facts.gpus[4].pci_address = Reading::NotRead("GPU is lost".to_owned());
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.summary.ends_with("lost to NVML"), "{finding:#?}");
+    }
+
+    #[test]
+    fn a_gpu_given_to_a_virtual_machine_is_missing_here() {
+        let mut facts = healthy_node();
+        unbind(&mut facts, 0);
+        bus(&mut facts)[0].driver = Some("vfio-pci".to_owned());
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.summary.contains("vfio-pci"), "{}", finding.summary);
+    }
+
+    #[test]
+    fn tells_what_the_kernel_says_of_it() {
+        let mut facts = healthy_node();
+        unbind(&mut facts, 2);
+        if let Reading::Value(log) = &mut facts.host.kernel_log {
+            log.records.push(KernelLogRecord {
+                age_s: Some(60.0),
+                text: "NVRM: GPU 0000:12:00.0: RmInitAdapter failed! (0x62:0xffff:2477)".to_owned(),
+            });
+        }
+        let observed = judge(&facts, "{}").observed.unwrap_or_default();
+        assert!(observed.contains("RmInitAdapter failed"), "{observed}");
+    }
+
+    #[test]
+    fn a_gpu_that_the_bus_does_not_show_is_a_fault_too() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::NotSupported;
+        bus(&mut facts).remove(0);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn cuda_is_not_compared_where_something_is_meant_to_change_its_list() {
+        let hide_all_but_one = |facts: &mut Facts| {
+            if let Reading::Value(devices) = &mut facts.cuda.devices {
+                devices.truncate(1);
+            }
+        };
+        let mut facts = healthy_node();
+        hide_all_but_one(&mut facts);
+        facts.host.environment =
+            Reading::Value([("CUDA_VISIBLE_DEVICES".to_owned(), "0".to_owned())].into());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+
+        let mut facts = healthy_node();
+        hide_all_but_one(&mut facts);
+        facts.gpus[0].mig = Reading::Value(MigMode {
+            current: true,
+            pending: true,
+        });
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+
+        let mut facts = healthy_node();
+        facts.cuda.devices = Reading::NotRead("not probed".to_owned());
+        facts.cuda.init = Reading::Value(CudaResult {
+            code: 802,
+            name: "CUDA_ERROR_SYSTEM_NOT_READY".to_owned(),
+        });
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding.summary.contains("cuda_driver_library"),
+            "{}",
+            finding.summary
+        );
+    }
+
+    #[test]
+    fn a_container_is_judged_by_what_it_was_given() {
+        let mut facts = healthy_node();
+        facts.host.in_container = Reading::Value(true);
+        facts.gpus.truncate(1);
+        facts.nvml.gpu_count = Reading::Value(1);
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.truncate(1);
+        }
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+        assert_eq!(judge(&facts, "gpus: {count: 1}").verdict, Verdict::Pass);
+        assert_eq!(judge(&facts, "gpus: {count: 2}").verdict, Verdict::Fail);
+        facts.gpus.clear();
+        facts.nvml.gpu_count = Reading::Value(0);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn errs_when_a_layer_was_not_read() {
+        let breakages: [fn(&mut Facts); 4] = [
+            |facts| facts.host.pci_devices = Reading::NotRead("no /sys".to_owned()),
+            |facts| facts.gpus[0].pci_address = Reading::NotRead("unknown error".to_owned()),
+            |facts| facts.gpus[0].uuid = Reading::NotRead("unknown error".to_owned()),
+            |facts| facts.cuda.devices = Reading::NotRead("time-out".to_owned()),
+        ];
+        for break_one in breakages {
+            let mut facts = healthy_node();
+            break_one(&mut facts);
+            assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        }
+    }
+
+    #[test]
+    fn leaves_a_missing_driver_and_a_silent_nvml_to_their_own_checks() {
+        let mut facts = healthy_node();
+        facts.gpus.clear();
+        facts.nvml = Default::default();
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.contains("nvml_library"));
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.loaded.clear();
+        }
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.contains("kernel_module_loaded"));
+    }
+}

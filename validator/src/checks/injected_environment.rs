@@ -1,0 +1,187 @@
+//! The environment injects no debugger or profiler into CUDA programs.
+//!
+//! ## Why
+//! Variables left behind by a debugging session load a library into every CUDA program, serialise every kernel, stop at an
+//! exception or write core dumps: jobs get slow, hang or fill the disk, and nothing on the GPU looks wrong.
+//!
+//! ## How it is judged
+//! Warns when one of the variables below is set, unless the profile lists it under `environment.allowed`. Fails when a
+//! variable of `environment.required` is not set to exactly that value. It is the environment of this validator that is
+//! judged: run it from where jobs start.
+//!
+//! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`, `CUDA_PROFILE`,
+//! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
+//! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_LAUNCH_BLOCKING`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_PTX_JIT`,
+//! `NVIDIA_TF32_OVERRIDE` and `LD_PRELOAD`.
+//!
+//! ## What to do
+//! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's `Environment=`) and remove it.
+//!
+//! ## Source
+//! DCGM's deployment check "Environment Variables"; CUDA Environment Variables,
+//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>
+
+use crate::check::{Check, Judge};
+use crate::facts::Facts;
+use crate::findings::{Judgement, Outcome, Verdict};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+use crate::tally::Tally;
+
+pub(crate) const CHECK: Check = Check {
+    id: "injected_environment",
+    stage: Stage::Host,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+};
+
+/// What each variable does to CUDA programs. The first ten are DCGM's list, the others are in NVIDIA's documentation of
+/// CUDA's environment variables and in ld.so(8).
+const INJECTED_VARIABLES: [(&str, &str); 15] = [
+    (
+        "CUDA_INJECTION32_PATH",
+        "loads a library into every CUDA program",
+    ),
+    (
+        "CUDA_INJECTION64_PATH",
+        "loads a library into every CUDA program",
+    ),
+    ("NSIGHT_CUDA_DEBUGGER", "lets a debugger attach"),
+    ("CUDA_AUTO_BOOST", "changes the GPU's clocks"),
+    ("CUDA_PROFILE", "profiles every CUDA program"),
+    ("COMPUTE_PROFILE", "profiles every CUDA program"),
+    ("OPENCL_PROFILE", "profiles every OpenCL program"),
+    ("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "writes GPU core dumps"),
+    ("CUDA_COREDUMP_FILE", "writes GPU core dumps"),
+    (
+        "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+        "stops programs at an exception",
+    ),
+    ("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait"),
+    ("CUDA_FORCE_PTX_JIT", "compiles every kernel anew"),
+    ("CUDA_DISABLE_PTX_JIT", "refuses programs that need PTX"),
+    (
+        "NVIDIA_TF32_OVERRIDE",
+        "changes the precision of matrix products",
+    ),
+    ("LD_PRELOAD", "loads a library into every program"),
+];
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    let environment = facts.host.environment.required("the environment")?;
+    let mut tally = Tally::default();
+    for (name, wanted) in &profile.environment.required {
+        match environment.get(name) {
+            Some(value) if value == wanted => tally.pass(format!("{name} is {value}")),
+            Some(value) => tally.fail(format!(
+                "{name} is `{value}`, the profile asks for `{wanted}`"
+            )),
+            None => tally.fail(format!(
+                "{name} is not set, the profile asks for `{wanted}`"
+            )),
+        }
+    }
+    let mut injected = INJECTED_VARIABLES
+        .iter()
+        .filter(|(name, _)| !profile.environment.allowed.iter().any(|it| it == name))
+        .filter(|(name, _)| !profile.environment.required.contains_key(*name))
+        .filter_map(|(name, effect)| Some((name, effect, environment.get(*name)?)))
+        .filter(|(_, _, value)| !value.is_empty())
+        .peekable();
+    if injected.peek().is_none() {
+        tally.pass("no variable injects a debugger or profiler into CUDA programs");
+    }
+    for (name, effect, value) in injected {
+        tally.warn(format!("{name} is set to `{value}`: it {effect}"));
+    }
+    let worst = tally.worst();
+    let outcome = tally.outcome(Outcome::error("no variable was judged"));
+    Ok(match worst {
+        Some(Verdict::Fail) => outcome.remedy("set it where jobs start, or change environment.required of the profile"),
+        Some(Verdict::Warn) => outcome.remedy(
+            "remove it from /etc/environment, /etc/profile.d or the unit that starts jobs, or list it under \
+             environment.allowed of the profile",
+        ),
+        _ => outcome,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{Facts, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts, profile: &str) -> Finding {
+        judge_host_check(&super::CHECK, facts, profile)
+    }
+
+    fn node_with(variables: &[(&str, &str)]) -> Facts {
+        let mut facts = healthy_node();
+        facts.host.environment = Reading::Value(
+            variables
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+        );
+        facts
+    }
+
+    #[test]
+    fn passes_with_a_clean_environment() {
+        assert_eq!(judge(&healthy_node(), "{}").verdict, Verdict::Pass);
+        let facts = node_with(&[("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_LAUNCH_BLOCKING", "")]);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn warns_of_every_variable_of_the_list() {
+        for (name, _) in super::INJECTED_VARIABLES {
+            let finding = judge(&node_with(&[(name, "1")]), "{}");
+            assert_eq!(finding.verdict, Verdict::Warn, "{name}");
+            assert!(finding.summary.starts_with(name), "{}", finding.summary);
+        }
+    }
+
+    #[test]
+    fn the_documentation_names_every_variable_of_the_list() {
+        let documentation = include_str!("injected_environment.rs");
+        for (name, _) in super::INJECTED_VARIABLES {
+            let mentioned = documentation
+                .lines()
+                .filter(|line| line.starts_with("//!"))
+                .any(|line| line.contains(&format!("`{name}`")));
+            assert!(mentioned, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_profile_may_allow_one() {
+        let facts = node_with(&[("CUDA_LAUNCH_BLOCKING", "1")]);
+        let profile = "environment: {allowed: [CUDA_LAUNCH_BLOCKING]}";
+        assert_eq!(judge(&facts, profile).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn a_profile_may_ask_for_one() {
+        let profile = "environment: {required: {CUDA_LAUNCH_BLOCKING: '0'}}";
+        for (value, verdict) in [("0", Verdict::Pass), ("1", Verdict::Fail)] {
+            let facts = node_with(&[("CUDA_LAUNCH_BLOCKING", value)]);
+            assert_eq!(judge(&facts, profile).verdict, verdict);
+        }
+        let finding = judge(&healthy_node(), profile);
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert_eq!(
+            finding.summary,
+            "CUDA_LAUNCH_BLOCKING is not set, the profile asks for `0`"
+        );
+    }
+
+    #[test]
+    fn errs_when_it_was_not_read() {
+        let mut facts = healthy_node();
+        facts.host.environment = Reading::NotRead("not probed".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+    }
+}

@@ -1,0 +1,143 @@
+//! NVML, the driver's management library, loads and answers.
+//!
+//! ## Why
+//! `nvidia-smi`, DCGM, the Kubernetes device plugin and this validator see GPUs through NVML only. Without it nobody can
+//! count, watch or hand out a GPU.
+//!
+//! ## How it is judged
+//! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the loader's path. Any other
+//! refusal means that NVML could not be asked (the reason is in the text; a library of another version is named by
+//! `driver_components_match`). It warns when a call hung or the probing process crashed on the way: what was read stands,
+//! but programs that use NVML will hang or crash as well.
+//!
+//! ## What to do
+//! Install the driver's libraries of exactly the module's version. A hanging call: look for Xids and a GPU that is lost,
+//! then reset that GPU or reboot.
+//!
+//! ## Source
+//! NVML API Reference, <https://docs.nvidia.com/deploy/nvml-api/>; DCGM's deployment check "NVML Library".
+
+use crate::check::{Check, Judge};
+use crate::facts::{Facts, Reading};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::machine;
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "nvml_library",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::Host(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/nvml-api/",
+};
+
+fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    let nvml = &facts.nvml;
+    let trouble = nvml.probe_trouble.join("; ");
+    if nvml.initialized != Reading::Value(true) {
+        machine::loaded_driver(facts, profile)?;
+        if facts
+            .host
+            .libnvidia_ml_files
+            .value()
+            .is_some_and(Vec::is_empty)
+        {
+            return Ok(Outcome::fail(
+                "kernel module nvidia is loaded, but no libnvidia-ml.so.1 is on the loader's path",
+            )
+            .expected("libnvidia-ml.so.1 of the driver's version")
+            .remedy(
+                "install the driver's libraries of exactly the module's version, then run ldconfig",
+            ));
+        }
+        let reason = match &nvml.initialized {
+            Reading::NotRead(reason) => reason.as_str(),
+            Reading::NotSupported => "not supported",
+            Reading::Value(_) => "nvmlInit did not succeed",
+        };
+        let mut summary = format!("NVML could not be asked: {reason}");
+        if !trouble.is_empty() {
+            summary.push_str(&format!(" ({trouble})"));
+        }
+        return Ok(Outcome::error(summary).remedy(
+            "see what nvidia-smi says; after a driver upgrade without reboot, reboot; for a hang look for Xids: dmesg | grep NVRM",
+        ));
+    }
+    if !trouble.is_empty() {
+        return Ok(Outcome::warn(format!("NVML answered with trouble: {trouble}"))
+            .expected("every call returns")
+            .remedy("look for Xids and a GPU that is lost: dmesg | grep NVRM; then reset that GPU or reboot"));
+    }
+    Ok(Outcome::pass(
+        match nvml.nvml_version.value().or(nvml.driver_version.value()) {
+            Some(version) => format!("NVML {version} answers"),
+            None => "NVML answers".to_owned(),
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::facts::{Facts, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{healthy_node, judge_host_check};
+
+    fn judge(facts: &Facts) -> Finding {
+        judge_host_check(&super::CHECK, facts, "{}")
+    }
+
+    #[test]
+    fn passes_when_it_answers() {
+        let finding = judge(&healthy_node());
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert_eq!(finding.summary, "NVML 13.580.159.04 answers");
+    }
+
+    #[test]
+    fn fails_when_the_library_is_not_installed() {
+        let mut facts = healthy_node();
+        facts.nvml.initialized = Reading::NotRead("libnvidia-ml.so.1: cannot open".to_owned());
+        facts.host.libnvidia_ml_files = Reading::Value(Vec::new());
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn errs_when_it_refuses_or_was_not_asked() {
+        let mut facts = healthy_node();
+        facts.nvml.initialized = Reading::NotRead("driver/library version mismatch".to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Error);
+        assert_eq!(
+            finding.summary,
+            "NVML could not be asked: driver/library version mismatch"
+        );
+        for reading in [Reading::default(), Reading::Value(false)] {
+            facts.nvml.initialized = reading;
+            assert_eq!(judge(&facts).verdict, Verdict::Error);
+        }
+    }
+
+    #[test]
+    fn warns_when_a_call_hung() {
+        let mut facts = healthy_node();
+        facts.nvml.probe_trouble = vec!["killed after 5 s in nvmlDeviceGetTemperature".to_owned()];
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(
+            finding.summary.contains("nvmlDeviceGetTemperature"),
+            "{}",
+            finding.summary
+        );
+    }
+
+    #[test]
+    fn leaves_a_missing_driver_to_its_own_check() {
+        let mut facts = healthy_node();
+        facts.nvml.initialized = Reading::NotRead("no library".to_owned());
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.loaded.clear();
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Skip);
+    }
+}

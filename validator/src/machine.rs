@@ -1,0 +1,188 @@
+//! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
+
+use crate::facts::{ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, ServiceState};
+use crate::findings::{GpuSubject, Outcome};
+use crate::profile::{Profile, ServiceRequirement, Severity};
+use crate::reference::{self, DriverVersion};
+use crate::{check, expect};
+
+/// The outcome of a check that means nothing because of what the check `root_cause` is sure to report: a skip that names
+/// it, so that one fault is one finding.
+///
+/// Where the profile turns that check off or softens it, nobody would stop the node any more, so this is an error.
+pub(crate) fn reported_by(root_cause: &str, reason: &str, profile: &Profile) -> Outcome {
+    let softened = profile
+        .checks
+        .get(root_cause)
+        .is_some_and(|it| it.severity != Severity::Fail);
+    if softened {
+        Outcome::error(format!(
+            "{reason}; the profile keeps {root_cause} from failing, but this was still not looked at"
+        ))
+    } else {
+        Outcome::skip(format!("{reason}, which {root_cause} reports"))
+    }
+}
+
+/// `1 GPU`, `8 GPUs`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// This process runs in a container, from which services, `/proc` and devices of the host may be hidden.
+pub(crate) fn in_container(facts: &Facts) -> bool {
+    facts.host.in_container.value() == Some(&true)
+}
+
+/// The NVIDIA GPUs on the PCI bus.
+pub(crate) fn pci_gpus(facts: &Facts) -> Result<Vec<&PciDevice>, Outcome> {
+    let devices = facts.host.pci_devices.required("the PCI bus")?;
+    Ok(devices.iter().filter(|it| it.is_gpu()).collect())
+}
+
+/// The kernel modules of a machine on which `nvidia` is loaded.
+pub(crate) fn loaded_driver<'a>(
+    facts: &'a Facts,
+    profile: &Profile,
+) -> Result<&'a KernelModules, Outcome> {
+    let modules = facts.host.kernel_modules.required("kernel modules")?;
+    if modules.loaded.contains_key("nvidia") {
+        return Ok(modules);
+    }
+    Err(reported_by(
+        "kernel_module_loaded",
+        "kernel module nvidia is not loaded",
+        profile,
+    ))
+}
+
+/// The version of the loaded kernel module, which is the driver's.
+pub(crate) fn driver_version(facts: &Facts, profile: &Profile) -> Result<DriverVersion, Outcome> {
+    let version = loaded_driver(facts, profile)?
+        .nvidia_version
+        .required("version of kernel module nvidia")?;
+    parse_driver_version(version)
+}
+
+pub(crate) fn parse_driver_version(text: &str) -> Result<DriverVersion, Outcome> {
+    text.parse::<DriverVersion>().map_err(Outcome::error)
+}
+
+/// A systemd service as it is on the host.
+pub(crate) fn service<'a>(facts: &'a Facts, name: &str) -> Result<&'a ServiceState, Outcome> {
+    let reading = facts.host.services.get(name);
+    let visible = reading
+        .and_then(crate::facts::Reading::value)
+        .filter(|state| state.installed || state.active);
+    if let Some(state) = visible {
+        return Ok(state);
+    }
+    if in_container(facts) {
+        return Err(Outcome::skip(format!(
+            "this is a container, from which service {name} of the host is not visible"
+        )));
+    }
+    match reading {
+        None => Err(Outcome::error(format!("service {name} was not looked at"))),
+        Some(reading) => reading.required(&format!("service {name}")),
+    }
+}
+
+/// Whether `state` is what is asked of the service, in words that fit after `service x is`.
+pub(crate) fn meets(state: &ServiceState, requirement: ServiceRequirement) -> bool {
+    match requirement {
+        ServiceRequirement::Active => state.active,
+        ServiceRequirement::Enabled => state.enabled,
+        ServiceRequirement::Installed => state.installed,
+        ServiceRequirement::Inactive => !state.active,
+    }
+}
+
+/// `active and enabled`, `installed but not active`, `not installed`.
+pub(crate) fn describe_service(state: &ServiceState) -> &'static str {
+    match (state.installed, state.enabled, state.active) {
+        (_, true, true) => "active and enabled",
+        (_, false, true) => "active but not enabled",
+        (true, true, false) => "enabled but not active",
+        (true, false, false) => "installed but neither enabled nor active",
+        (false, _, false) => "not installed",
+    }
+}
+
+/// The words of the profile for a requirement.
+pub(crate) fn requirement_word(requirement: ServiceRequirement) -> &'static str {
+    match requirement {
+        ServiceRequirement::Active => "active",
+        ServiceRequirement::Enabled => "enabled",
+        ServiceRequirement::Installed => "installed",
+        ServiceRequirement::Inactive => "inactive",
+    }
+}
+
+/// Where on the bus and by which name a person finds this GPU.
+pub(crate) fn name_of(gpu: &GpuFacts) -> String {
+    GpuSubject::of(gpu).to_string()
+}
+
+/// A GPU and its architecture.
+pub(crate) struct GpuArchitecture {
+    /// Its UUID and PCI address, as far as they are known.
+    pub(crate) gpu: String,
+    /// CUDA lists it: whatever a table says, driver and GPU understand each other.
+    pub(crate) offered_by_cuda: bool,
+    /// `None` where neither NVML nor the reference table tells.
+    pub(crate) compute_capability: Option<ComputeCapability>,
+}
+
+/// The architecture of every GPU of the machine: from NVML, else from CUDA, else from the reference table. In a container
+/// only the GPUs that NVML lists belong to it.
+pub(crate) fn gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
+    let listed = facts.gpus.iter().map(|gpu| GpuArchitecture {
+        gpu: name_of(gpu),
+        offered_by_cuda: gpu
+            .uuid
+            .value()
+            .is_some_and(|uuid| cuda_compute_capability(facts, uuid).is_some()),
+        compute_capability: gpu
+            .compute_capability
+            .value()
+            .copied()
+            .or_else(|| cuda_compute_capability(facts, gpu.uuid.value()?))
+            .or_else(|| expect::gpu_model(gpu).map(|model| model.compute_capability)),
+    });
+    if in_container(facts) {
+        return listed.collect();
+    }
+    let unlisted = check::unlisted_gpus(facts).into_iter().map(|subject| {
+        let device_id = facts
+            .host
+            .pci_devices
+            .value()
+            .into_iter()
+            .flatten()
+            .find(|device| Some(&device.address) == subject.pci_address.as_ref())
+            .map(|device| device.device_id);
+        GpuArchitecture {
+            gpu: subject.to_string(),
+            offered_by_cuda: false,
+            compute_capability: device_id.and_then(compute_capability_of_pci_id),
+        }
+    });
+    listed.chain(unlisted).collect()
+}
+
+fn cuda_compute_capability(facts: &Facts, uuid: &str) -> Option<ComputeCapability> {
+    let devices = facts.cuda.devices.value()?;
+    let device = devices.iter().find(|device| device.uuid == uuid)?;
+    Some(device.compute_capability)
+}
+
+/// The compute capability that all models with this PCI device id share.
+fn compute_capability_of_pci_id(device_id: u16) -> Option<ComputeCapability> {
+    let mut capabilities = reference::gpu_models()
+        .iter()
+        .filter(|model| model.pci_device_ids.contains(&device_id))
+        .map(|model| model.compute_capability);
+    let first = capabilities.next()?;
+    capabilities.all(|it| it == first).then_some(first)
+}

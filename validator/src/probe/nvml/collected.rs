@@ -1,0 +1,184 @@
+//! What workers told so far, and the facts that it makes.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::CallInFlight;
+use super::protocol::{Message, SkippedCall};
+use crate::facts::{GpuFacts, NvmlFacts};
+
+/// More GPUs than this are not in one machine; a greater number is a broken library's.
+const GPUS_MAXIMUM: u64 = 1024;
+
+/// What NVML said.
+#[derive(Debug, Default)]
+pub(crate) struct NvmlOutcome {
+    pub(crate) nvml: NvmlFacts,
+    pub(crate) gpus: Vec<GpuFacts>,
+    /// The scenario of a simulated library.
+    pub(crate) simulated: Option<String>,
+}
+
+/// The fields of one record that were told.
+type Told = Map<String, Value>;
+
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    nvml: Told,
+    gpus: Vec<Told>,
+    /// Why a GPU's other readings are missing.
+    gave_up: Vec<(u32, String)>,
+    simulated: Option<String>,
+    /// GPUs that are not to be asked again.
+    pub(super) finished: BTreeSet<u32>,
+    pub(super) skipped: Vec<SkippedCall>,
+    pub(super) trouble: Vec<String>,
+    stopped: Option<String>,
+    nonsense_was_noted: bool,
+}
+
+impl Collected {
+    pub(super) fn take(&mut self, message: Message) {
+        match message {
+            Message::Nvml { field, value } => {
+                if field == "gpu_count" {
+                    let count = value["value"].as_u64().unwrap_or(0).min(GPUS_MAXIMUM);
+                    let count = usize::try_from(count).unwrap_or_default();
+                    self.gpus.resize(count.max(self.gpus.len()), Told::new());
+                }
+                self.nvml.insert(field, value);
+            }
+            Message::Gpu {
+                index,
+                field,
+                value,
+            } => {
+                if let Some(gpu) = self.gpu(index) {
+                    gpu.insert(field, value);
+                }
+            }
+            Message::Unopened { index, reason } => {
+                // A GPU that is lost says so here already, when it has no handle and no name.
+                if let Some(gpu) = self.gpu(index)
+                    && gpu.get("lost").is_some()
+                {
+                    self.trouble.push(reason.clone());
+                }
+                self.gave_up.push((index, reason));
+            }
+            Message::GpuDone { index } => {
+                self.finished.insert(index);
+            }
+            Message::Simulated { scenario } => self.simulated = Some(scenario),
+            Message::Call { .. } | Message::Done {} => {}
+        }
+    }
+
+    fn gpu(&mut self, index: u32) -> Option<&mut Told> {
+        self.gpus.get_mut(usize::try_from(index).ok()?)
+    }
+
+    pub(super) fn skip(&mut self, call: &CallInFlight, reason: &str) {
+        self.skipped.push(SkippedCall {
+            function: call.function.clone(),
+            gpu: call.gpu,
+            reason: reason.to_owned(),
+        });
+    }
+
+    pub(super) fn bad_calls(&self, gpu: u32) -> usize {
+        let of_gpu = |it: &&SkippedCall| it.gpu == Some(gpu);
+        self.skipped.iter().filter(of_gpu).count()
+    }
+
+    pub(super) fn give_up(&mut self, gpu: u32, reason: &str) {
+        self.finished.insert(gpu);
+        self.gave_up.push((gpu, reason.to_owned()));
+    }
+
+    /// Nothing more will be asked; `reason` is what every reading that is missing says.
+    pub(super) fn stop(&mut self, reason: &str) {
+        if self.trouble.last().is_none_or(|it| it != reason) {
+            self.trouble.push(reason.to_owned());
+        }
+        self.stopped = Some(reason.to_owned());
+    }
+
+    /// A library may print on stdout, which harms nothing; once is enough to say.
+    pub(super) fn note_nonsense(&mut self, line: &str) {
+        if !self.nonsense_was_noted {
+            self.nonsense_was_noted = true;
+            let start: String = line.chars().take(80).collect();
+            self.trouble
+                .push(format!("the NVML worker said something else: {start}"));
+        }
+    }
+
+    pub(super) fn into_outcome(mut self) -> NvmlOutcome {
+        let stopped = self.stopped.take();
+        let default_reason = stopped.unwrap_or_else(|| "not told by the NVML probe".to_owned());
+        let nvml_reason = self.nvml_reason().unwrap_or_else(|| default_reason.clone());
+        let mut nvml: NvmlFacts = facts_of(&self.nvml, &nvml_reason, &mut self.trouble);
+        let mut gpus = Vec::new();
+        for (index, told) in self.gpus.iter().enumerate() {
+            let is_this = |gpu: u32| usize::try_from(gpu).is_ok_and(|gpu| gpu == index);
+            let gave_up = self.gave_up.iter().find(|(gpu, _)| is_this(*gpu));
+            let reason = gave_up.map_or(&default_reason, |(_, reason)| reason);
+            let mut gpu: GpuFacts = facts_of(told, reason, &mut self.trouble);
+            gpu.calls_hung = self
+                .skipped
+                .iter()
+                .filter(|it| it.gpu.is_some_and(is_this))
+                .map(|it| it.function.clone())
+                .collect();
+            gpus.push(gpu);
+        }
+        nvml.probe_trouble = self.trouble;
+        NvmlOutcome {
+            nvml,
+            gpus,
+            simulated: self.simulated,
+        }
+    }
+
+    /// When NVML did not start, that is why nothing else of it was read.
+    fn nvml_reason(&self) -> Option<String> {
+        let reason = self.nvml.get("initialized")?.get("not_read")?.as_str()?;
+        Some(format!("NVML does not work: {reason}"))
+    }
+}
+
+/// The record with the fields that were told; its other readings are not read for `reason`.
+fn facts_of<T: Default + Serialize + DeserializeOwned>(
+    told: &Told,
+    reason: &str,
+    trouble: &mut Vec<String>,
+) -> T {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(T::default()) else {
+        return T::default();
+    };
+    let not_read = json!({ "not_read": reason });
+    for value in fields.values_mut() {
+        if value.get("not_read").is_some() {
+            *value = not_read.clone();
+        }
+    }
+    let mut all = fields.clone();
+    all.extend(told.clone());
+    if let Ok(facts) = serde_json::from_value(Value::Object(all)) {
+        return facts;
+    }
+    // Some field is of another shape than this version's: take the others.
+    for (field, value) in told {
+        let mut with_it = fields.clone();
+        with_it.insert(field.clone(), value.clone());
+        match serde_json::from_value::<T>(Value::Object(with_it.clone())) {
+            Ok(_) => fields = with_it,
+            Err(error) => trouble.push(format!("field {field} cannot be used: {error}")),
+        }
+    }
+    serde_json::from_value(Value::Object(fields)).unwrap_or_default()
+}

@@ -1,0 +1,264 @@
+//! NVML, asked by a child process that may hang or crash.
+//!
+//! The worker announces each call before it makes it and tells each reading as soon as it has it. When a call does not
+//! return in time, or the worker dies in it, the parent keeps what was told, leaves that call out and starts the worker
+//! again for the rest. The second worker asks one GPU after another, so that it is certain which call is to blame.
+
+mod calls;
+mod collected;
+mod driver;
+mod protocol;
+mod read;
+mod worker;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use collected::Collected;
+pub(crate) use collected::NvmlOutcome;
+pub(crate) use driver::simulator_scenario;
+use protocol::Message;
+pub(crate) use worker::NvmlWorker;
+
+use super::{Deadlines, Interrupt, ProbeOptions};
+use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+
+/// A driver that makes so many calls hang or crash will not say much more of use.
+const ATTEMPTS_MAXIMUM: usize = 12;
+/// After so many of its calls hung or crashed, nothing more is asked about a GPU.
+const BAD_CALLS_OF_A_GPU_MAXIMUM: usize = 2;
+
+/// A call that was announced and has told nothing yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct CallInFlight {
+    gpu: Option<u32>,
+    function: String,
+}
+
+impl std::fmt::Display for CallInFlight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.function)?;
+        self.gpu
+            .map_or(Ok(()), |gpu| write!(f, " of NVML's GPU {gpu}"))
+    }
+}
+
+/// How one worker ended.
+enum AttemptEnd {
+    Finished,
+    /// A call took longer than this.
+    Hung(Vec<CallInFlight>, Duration),
+    Died(Vec<CallInFlight>, String),
+    Interrupted,
+    OutOfTime,
+    NotStarted(String),
+}
+
+/// Asks NVML everything that the facts hold. Takes no longer than [`Deadlines::nvml`].
+pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> NvmlOutcome {
+    let mut collected = Collected::default();
+    let overall = Instant::now() + options.deadlines.nvml;
+    let mut sequential = false;
+    for _ in 0..ATTEMPTS_MAXIMUM {
+        let end = run_worker(options, interrupt, &mut collected, sequential, overall);
+        let (in_flight, what_it_did) = match end {
+            AttemptEnd::Finished => break,
+            AttemptEnd::Interrupted => {
+                collected.stop("the run was interrupted");
+                break;
+            }
+            AttemptEnd::OutOfTime => {
+                let seconds = options.deadlines.nvml.as_secs_f64();
+                collected.stop(&format!("the NVML probe was stopped after {seconds} s"));
+                break;
+            }
+            AttemptEnd::NotStarted(error) => {
+                collected.stop(&error);
+                break;
+            }
+            AttemptEnd::Hung(in_flight, limit) => {
+                let reason = format!("did not return within {} s", limit.as_secs_f64());
+                (in_flight, reason)
+            }
+            AttemptEnd::Died(in_flight, end) => {
+                (in_flight, format!("took the process down: {end}"))
+            }
+        };
+        match &in_flight[..] {
+            [call] => {
+                if !leave_out(&mut collected, call, &what_it_did) {
+                    break;
+                }
+            }
+            _ if sequential => {
+                collected.stop(&format!("the NVML probe {what_it_did}, outside of any call"));
+                break;
+            }
+            several => collected.trouble.push(format!(
+                "one of {} calls at the same time {what_it_did}; asking again, one GPU after another",
+                several.len()
+            )),
+        }
+        sequential = true;
+    }
+    collected.into_outcome()
+}
+
+/// Notes that a call must not be made again. False when nothing is left to be asked without it.
+fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) -> bool {
+    collected.trouble.push(format!("{call} {what_it_did}"));
+    let Some(gpu) = call.gpu else {
+        collected.skip(call, what_it_did);
+        let nothing_left = matches!(
+            call.function.as_str(),
+            "dlopen" | "nvmlInit_v2" | "nvmlDeviceGetCount_v2"
+        );
+        if nothing_left {
+            collected.stop(&format!("{call} {what_it_did}"));
+        }
+        return !nothing_left;
+    };
+    collected.skip(call, what_it_did);
+    if collected.bad_calls(gpu) >= BAD_CALLS_OF_A_GPU_MAXIMUM {
+        collected.give_up(
+            gpu,
+            &format!("not asked any more after {call} {what_it_did}"),
+        );
+    }
+    true
+}
+
+fn run_worker(
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    collected: &mut Collected,
+    sequential: bool,
+    overall: Instant,
+) -> AttemptEnd {
+    let program = worker_program(options.worker_program.as_ref());
+    let arguments = arguments(collected, sequential);
+    let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
+        Ok(worker) => worker,
+        Err(error) => {
+            return AttemptEnd::NotStarted(format!("cannot start {}: {error}", program.display()));
+        }
+    };
+    let mut in_flight: HashMap<Option<u32>, (String, Instant)> = HashMap::new();
+    loop {
+        let first = in_flight
+            .values()
+            .map(|(function, since)| *since + limit(function, &options.deadlines))
+            .min();
+        let deadline = first.map_or(overall, |first| first.min(overall));
+        match worker.next_event(deadline, interrupt) {
+            WorkerEvent::Line(line) => {
+                let Ok(message) = serde_json::from_str::<Message>(&line) else {
+                    collected.note_nonsense(&line);
+                    continue;
+                };
+                if message == (Message::Done {}) {
+                    // Everything is told; a library that crashes in its exit handlers takes nothing with it.
+                    worker.finish(Duration::from_secs(1));
+                    return AttemptEnd::Finished;
+                }
+                follow(&message, &mut in_flight);
+                collected.take(message);
+            }
+            WorkerEvent::Interrupted => {
+                worker.kill();
+                return AttemptEnd::Interrupted;
+            }
+            WorkerEvent::TimedOut => {
+                if worker.kill() == ProcessEnd::Stuck {
+                    collected.trouble.push(format!(
+                        "process {} cannot be killed: a driver call is in uninterruptible sleep",
+                        worker.pid()
+                    ));
+                }
+                if Instant::now() >= overall {
+                    return AttemptEnd::OutOfTime;
+                }
+                return hung(&in_flight, &options.deadlines);
+            }
+            WorkerEvent::Closed => {
+                let end = worker.finish(Duration::from_secs(1));
+                let calls = in_flight.into_iter().map(call_in_flight).collect();
+                return AttemptEnd::Died(calls, describe(&worker, &end));
+            }
+        }
+    }
+}
+
+fn arguments(collected: &Collected, sequential: bool) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["worker".into(), "nvml".into()];
+    for skipped in &collected.skipped {
+        arguments.extend(["--skip".into(), skipped.to_argument().into()]);
+    }
+    for index in &collected.finished {
+        arguments.extend(["--finished".into(), index.to_string().into()]);
+    }
+    if sequential {
+        arguments.push("--sequential".into());
+    }
+    arguments
+}
+
+/// How long a call may take.
+fn limit(function: &str, deadlines: &Deadlines) -> Duration {
+    match function {
+        "dlopen" | "nvmlInit_v2" | "nvmlDeviceGetHandleByIndex_v2" => deadlines.nvml_initialization,
+        _ => deadlines.nvml_call,
+    }
+}
+
+/// A thread of the worker is in the call that it announced last until it tells something.
+fn follow(message: &Message, in_flight: &mut HashMap<Option<u32>, (String, Instant)>) {
+    match message {
+        Message::Call { gpu, function } => {
+            in_flight.insert(*gpu, (function.clone(), Instant::now()));
+        }
+        Message::Nvml { .. } => {
+            in_flight.remove(&None);
+        }
+        // The GPU's loss is told from inside a field that may go on to make calls; they are announced.
+        Message::Gpu { index, .. }
+        | Message::Unopened { index, .. }
+        | Message::GpuDone { index } => {
+            in_flight.remove(&Some(*index));
+        }
+        Message::Simulated { .. } | Message::Done {} => {}
+    }
+}
+
+/// The calls that are over their limit; and, when others are on their way too, those as well, since a lock in the
+/// driver can make them wait for the one that hangs.
+fn hung(in_flight: &HashMap<Option<u32>, (String, Instant)>, deadlines: &Deadlines) -> AttemptEnd {
+    let over = in_flight
+        .values()
+        .find(|(function, since)| since.elapsed() >= limit(function, deadlines));
+    let limit = over.map_or(deadlines.nvml_call, |(function, _)| {
+        limit(function, deadlines)
+    });
+    let calls = in_flight.clone().into_iter().map(call_in_flight).collect();
+    AttemptEnd::Hung(calls, limit)
+}
+
+fn call_in_flight((gpu, (function, _)): (Option<u32>, (String, Instant))) -> CallInFlight {
+    CallInFlight { gpu, function }
+}
+
+fn describe(worker: &WorkerProcess, end: &ProcessEnd) -> String {
+    let said = match worker.stderr() {
+        text if text.is_empty() => String::new(),
+        text => format!(" ({})", text.lines().last().unwrap_or_default()),
+    };
+    match end {
+        ProcessEnd::Killed(signal) => format!("signal {signal}{said}"),
+        ProcessEnd::Exited(status) => format!("exit status {status}{said}"),
+        ProcessEnd::Stuck => format!("it hangs in the kernel{said}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

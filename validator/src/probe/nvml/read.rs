@@ -1,0 +1,716 @@
+//! Reads one GPU, field by field, inside the worker.
+//!
+//! Left out because no check judges by them: utilisation rates (they are averages over up to a second, and the call can
+//! wait for the next sample), encoder and decoder statistics, PCIe throughput (samples for 20 ms each), accounting,
+//! supported clocks (hundreds of values).
+
+use serde::Serialize;
+
+use super::calls::{Called, Failure};
+use super::driver::{Device, FabricInfo, PciIdentity};
+use super::protocol::Output;
+use crate::facts::{
+    Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
+    GpuProcess, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading, RecoveryAction,
+    RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, Temperature, Utilization,
+    ViolationTimes,
+};
+
+// Source of all numbers: nvml.h.
+const FIELD_MEMORY_TEMPERATURE: u32 = 82;
+const FIELD_NVLINK_SPEED: u32 = 164;
+const FIELD_NVLINK_EFFECTIVE_ERRORS: u32 = 219;
+const FIELD_NVLINK_SYMBOL_ERRORS: u32 = 221;
+const FIELD_GPU_RECOVERY_ACTION: u32 = 230;
+const CLOCK_SM: u32 = 1;
+const CLOCK_MEMORY: u32 = 2;
+const SENSOR_GPU: u32 = 0;
+const THRESHOLD_SHUTDOWN: u32 = 0;
+const THRESHOLD_SLOWDOWN: u32 = 1;
+const THRESHOLD_MEMORY_MAX: u32 = 2;
+const THRESHOLD_GPU_MAX: u32 = 3;
+const CORRECTED: u32 = 0;
+const UNCORRECTED: u32 = 1;
+const VOLATILE: u32 = 0;
+const AGGREGATE: u32 = 1;
+const LOCATION_DRAM: u32 = 2;
+const LOCATION_SRAM: u32 = 7;
+const POLICY_POWER: u32 = 0;
+const POLICY_THERMAL: u32 = 1;
+const POLICY_SYNC_BOOST: u32 = 2;
+const POLICY_RELIABILITY: u32 = 5;
+const RETIRED_FOR_SINGLE_BIT: u32 = 0;
+const RETIRED_FOR_DOUBLE_BIT: u32 = 1;
+const NVLINK_ERROR_REPLAY: u32 = 0;
+const NVLINK_ERROR_RECOVERY: u32 = 1;
+const NVLINK_ERROR_CRC_FLIT: u32 = 2;
+const NVLINK_ERROR_CRC_DATA: u32 = 3;
+/// `NVML_NVLINK_MAX_LINKS`; a driver that knows fewer answers invalid argument.
+const NVLINK_LINKS_MAXIMUM: u32 = 18;
+
+/// Reads one GPU and tells every field as soon as it is known.
+pub(super) struct GpuReader<'a> {
+    pub(super) device: &'a Device<'a>,
+    pub(super) index: u32,
+    pub(super) output: &'a Output,
+    /// Version of the driver: what its library should have, and how it numbers some fields.
+    pub(super) driver: DriverNumber,
+}
+
+/// Branch and minor number of a driver; `None` where the version could not be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DriverNumber {
+    pub(super) branch: Option<u32>,
+    pub(super) minor: Option<u32>,
+}
+
+impl DriverNumber {
+    pub(super) fn of(version: &str) -> Self {
+        let mut parts = version.split('.').map(|part| part.parse().ok());
+        Self {
+            branch: parts.next().flatten(),
+            minor: parts.next().flatten(),
+        }
+    }
+
+    /// Fields for time lost to hardware thermal slowdown and to the power brake.
+    ///
+    /// NVIDIA renumbered fields 251 to 273 between 580.65 and 580.82, so that the number depends on the driver.
+    // Source: docs.nvidia.com/deploy/nvml-api/known-issues.html.
+    fn hardware_slowdown_fields(self) -> Option<[u32; 2]> {
+        match (self.branch?, self.minor?) {
+            (branch, _) if branch < 555 => None,
+            (branch, minor) if (branch, minor) < (580, 82) => Some([252, 253]),
+            _ => Some([270, 271]),
+        }
+    }
+}
+
+impl GpuReader<'_> {
+    /// Identity first, so that a GPU that hangs later has its name.
+    pub(super) fn read(&self) {
+        self.identity();
+        self.modes();
+        self.memory_health();
+        self.links();
+        self.load();
+    }
+
+    fn identity(&self) {
+        let device = self.device;
+        self.tell("uuid", device.uuid());
+        self.pci();
+        self.tell("name", device.name());
+        self.tell("serial", device.serial());
+        self.tell("minor_number", device.minor_number());
+        self.tell("compute_capability", self.compute_capability());
+        self.tell("vbios_version", device.vbios_version());
+        self.tell("board_part_number", device.board_part_number());
+        self.tell("gsp_firmware_version", device.gsp_firmware_version());
+        self.tell("virtualization_mode", self.virtualization_mode());
+    }
+
+    fn modes(&self) {
+        let device = self.device;
+        self.tell(
+            "persistence_mode",
+            device.persistence_mode().map(|it| it != 0),
+        );
+        self.tell("compute_mode", device.compute_mode().map(compute_mode));
+        self.tell("ecc_mode", self.ecc_mode());
+        let mig = self.mig_mode();
+        let mig_is_on = mig.as_ref().is_ok_and(|it| it.current);
+        let mig_is_off = mig.as_ref().is_ok_and(|it| !it.current);
+        self.tell("mig", mig.clone());
+        match mig {
+            Ok(_) if mig_is_on => self.tell("mig_devices", self.mig_devices()),
+            Ok(_) if mig_is_off => self.tell("mig_devices", Ok(Vec::<MigDevice>::new())),
+            Ok(_) => {}
+            Err(failure) => self.tell("mig_devices", Err::<Vec<MigDevice>, _>(failure)),
+        }
+    }
+
+    fn memory_health(&self) {
+        let device = self.device;
+        self.tell("memory", self.memory());
+        self.tell("ecc_volatile", self.ecc_errors(VOLATILE));
+        self.tell("ecc_aggregate", self.ecc_errors(AGGREGATE));
+        self.tell("sram_threshold_exceeded", device.sram_threshold_exceeded());
+        self.tell("row_remapping", self.row_remapping());
+        self.tell("retired_pages", self.retired_pages());
+        self.tell("repair_status", self.repair_status());
+        self.tell("unrepairable_memory", device.unrepairable_memory());
+        self.tell("inforom_valid", device.validate_inforom());
+        self.tell("inforom_image_version", device.inforom_image_version());
+        self.tell("recovery_action", self.recovery_action());
+    }
+
+    fn links(&self) {
+        self.tell("pcie", self.pcie());
+        self.tell(
+            "pcie_replays",
+            self.device.pcie_replay_counter().map(u64::from),
+        );
+        self.tell_reading("nvlinks", &self.nvlinks());
+        self.tell_reading("fabric", &self.fabric());
+    }
+
+    fn load(&self) {
+        self.tell("clocks", self.clocks());
+        self.tell("clocks_event_reasons", self.clocks_event_reasons());
+        self.tell("violations", self.violations());
+        self.tell("temperature", self.temperature());
+        self.tell("power", self.power());
+        self.tell("performance_state", self.device.performance_state());
+        let not_asked =
+            Reading::<Utilization>::NotRead("not asked, no check judges by it".to_owned());
+        self.tell_reading("utilization", &not_asked);
+        self.tell("processes", self.processes());
+    }
+
+    fn tell<T: Serialize>(&self, field: &str, called: Called<T>) {
+        let reading = match called {
+            Ok(value) => Reading::Value(value),
+            Err(failure) => failure.reading(self.driver.branch),
+        };
+        self.tell_reading(field, &reading);
+    }
+
+    fn tell_reading<T: Serialize>(&self, field: &str, reading: &Reading<T>) {
+        self.output.gpu(self.index, field, reading);
+    }
+
+    /// `None` where the GPU or driver has no such thing; everything else that goes wrong spoils the whole reading, so
+    /// that a part which was not read is never taken for one that does not exist.
+    fn optional<T>(&self, called: Called<T>) -> Called<Option<T>> {
+        match called {
+            Ok(value) => Ok(Some(value)),
+            Err(failure) if failure.is_not_supported(self.driver.branch) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn pci(&self) {
+        match self.device.pci() {
+            Ok(pci) => {
+                self.tell("pci_address", Ok(pci_address(&pci)));
+                let device_id = u16::try_from(pci.device_id >> 16).unwrap_or_default();
+                self.tell("pci_device_id", Ok(device_id));
+                self.tell("pci_subsystem_id", Ok(pci.subsystem_id));
+            }
+            Err(failure) => {
+                self.tell("pci_address", Err::<String, _>(failure.clone()));
+                self.tell("pci_device_id", Err::<u16, _>(failure.clone()));
+                self.tell("pci_subsystem_id", Err::<u32, _>(failure));
+            }
+        }
+    }
+
+    fn compute_capability(&self) -> Called<ComputeCapability> {
+        let (major, minor) = self.device.compute_capability()?;
+        Ok(ComputeCapability {
+            major: u32::try_from(major).unwrap_or_default(),
+            minor: u32::try_from(minor).unwrap_or_default(),
+        })
+    }
+
+    fn virtualization_mode(&self) -> Called<String> {
+        // Source: nvml.h, nvmlGpuVirtualizationMode_t.
+        self.device.virtualization_mode().map(|mode| match mode {
+            0 => "none".to_owned(),
+            1 => "pass_through".to_owned(),
+            2 => "vgpu".to_owned(),
+            3 => "host_vgpu".to_owned(),
+            4 => "host_vsga".to_owned(),
+            other => format!("unknown ({other})"),
+        })
+    }
+
+    fn ecc_mode(&self) -> Called<EccMode> {
+        let (current, pending) = self.device.ecc_mode()?;
+        Ok(EccMode {
+            current: current != 0,
+            pending: pending != 0,
+        })
+    }
+
+    fn mig_mode(&self) -> Called<MigMode> {
+        let (current, pending) = self.device.mig_mode()?;
+        Ok(MigMode {
+            current: current != 0,
+            pending: pending != 0,
+        })
+    }
+
+    fn mig_devices(&self) -> Called<Vec<MigDevice>> {
+        let mut devices = Vec::new();
+        for index in 0..self.device.max_mig_device_count()? {
+            let device = match self.device.mig_device(index) {
+                Ok(device) => device,
+                Err(failure) if failure.status() == Some(super::driver::ERROR_NOT_FOUND) => {
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            devices.push(MigDevice {
+                uuid: device.uuid()?,
+                name: device.name()?,
+                memory_total_bytes: device.memory()?.total,
+            });
+        }
+        Ok(devices)
+    }
+
+    fn memory(&self) -> Called<MemoryUse> {
+        let memory = self.device.memory()?;
+        Ok(MemoryUse {
+            total_bytes: memory.total,
+            reserved_bytes: memory.reserved,
+            used_bytes: memory.used,
+            free_bytes: memory.free,
+        })
+    }
+
+    /// A GPU without ECC, or with ECC turned off, has no counts at all, which is not supported rather than six times
+    /// nothing.
+    fn ecc_errors(&self, counter: u32) -> Called<EccErrors> {
+        let device = self.device;
+        let count =
+            |error, location| self.optional(device.memory_error_counter(error, counter, location));
+        let total_correctable = device.total_ecc_errors(CORRECTED, counter)?;
+        let total_uncorrectable = device.total_ecc_errors(UNCORRECTED, counter)?;
+        Ok(EccErrors {
+            sram_correctable: count(CORRECTED, LOCATION_SRAM)?,
+            sram_uncorrectable: count(UNCORRECTED, LOCATION_SRAM)?,
+            dram_correctable: count(CORRECTED, LOCATION_DRAM)?,
+            dram_uncorrectable: count(UNCORRECTED, LOCATION_DRAM)?,
+            total_correctable: Some(total_correctable),
+            total_uncorrectable: Some(total_uncorrectable),
+        })
+    }
+
+    fn row_remapping(&self) -> Called<RowRemapping> {
+        let (correctable_rows, uncorrectable_rows, pending, failure) =
+            self.device.remapped_rows()?;
+        let histogram = self.optional(self.device.row_remapper_histogram())?;
+        Ok(RowRemapping {
+            correctable_rows,
+            uncorrectable_rows,
+            pending,
+            failure,
+            histogram: histogram.map(|banks| RowRemapperHistogram {
+                max: banks.max,
+                high: banks.high,
+                partial: banks.partial,
+                low: banks.low,
+                none: banks.none,
+            }),
+        })
+    }
+
+    fn retired_pages(&self) -> Called<RetiredPages> {
+        Ok(RetiredPages {
+            single_bit: self.device.retired_page_count(RETIRED_FOR_SINGLE_BIT)?,
+            double_bit: self.device.retired_page_count(RETIRED_FOR_DOUBLE_BIT)?,
+            pending: self.device.retired_pages_pending()? != 0,
+        })
+    }
+
+    fn repair_status(&self) -> Called<RepairStatus> {
+        let (channel_repair_pending, tpc_repair_pending) = self.device.repair_status()?;
+        Ok(RepairStatus {
+            channel_repair_pending,
+            tpc_repair_pending,
+        })
+    }
+
+    fn recovery_action(&self) -> Called<RecoveryAction> {
+        let action = self.field(FIELD_GPU_RECOVERY_ACTION)?;
+        Ok(recovery_action(action))
+    }
+
+    fn field(&self, field: u32) -> Called<u64> {
+        let mut values = self.device.field_values(&[(field, 0)])?;
+        values.remove(0)
+    }
+
+    fn pcie(&self) -> Called<PcieLink> {
+        let device = self.device;
+        Ok(PcieLink {
+            current_generation: device.current_pcie_link_generation()?,
+            current_width: device.current_pcie_link_width()?,
+            max_generation: device.max_pcie_link_generation()?,
+            max_width: device.max_pcie_link_width()?,
+            gpu_max_generation: self.optional(device.gpu_max_pcie_link_generation())?,
+        })
+    }
+
+    /// Every link that the GPU has; a GPU all of whose links are refused has no NVLink.
+    fn nvlinks(&self) -> Reading<Vec<NvLink>> {
+        let mut links = Vec::new();
+        for link in 0..NVLINK_LINKS_MAXIMUM {
+            let active = match self.device.nvlink_state(link) {
+                Ok(state) => state != 0,
+                Err(failure) if self.has_no_such_link(&failure) => continue,
+                Err(failure) => return failure.reading(self.driver.branch),
+            };
+            let read = if active {
+                self.active_nvlink(link)
+            } else {
+                Ok(NvLink {
+                    link,
+                    ..NvLink::default()
+                })
+            };
+            match read {
+                Ok(it) => links.push(it),
+                Err(failure) => return Reading::NotRead(failure.to_string()),
+            }
+        }
+        if links.is_empty() {
+            return Reading::NotSupported;
+        }
+        match self.add_nvlink_fields(&mut links) {
+            Ok(()) => Reading::Value(links),
+            Err(failure) => Reading::NotRead(failure.to_string()),
+        }
+    }
+
+    fn has_no_such_link(&self, failure: &Failure) -> bool {
+        failure.is_not_supported(self.driver.branch)
+            || failure.status() == Some(super::driver::ERROR_INVALID_ARGUMENT)
+    }
+
+    fn active_nvlink(&self, link: u32) -> Called<NvLink> {
+        let device = self.device;
+        let errors = |counter| self.optional(device.nvlink_error_counter(link, counter));
+        let remote_pci = self.optional(device.nvlink_remote_pci(link))?;
+        let remote_type = self.optional(device.nvlink_remote_device_type(link))?;
+        Ok(NvLink {
+            link,
+            active: true,
+            version: self.optional(device.nvlink_version(link))?,
+            crc_flit_errors: errors(NVLINK_ERROR_CRC_FLIT)?,
+            crc_data_errors: errors(NVLINK_ERROR_CRC_DATA)?,
+            replay_errors: errors(NVLINK_ERROR_REPLAY)?,
+            recovery_errors: errors(NVLINK_ERROR_RECOVERY)?,
+            remote_kind: remote_type.map(|kind| nvlink_remote_kind(kind).to_owned()),
+            remote_pci_address: remote_pci
+                .filter(|it| it.device_id != 0)
+                .map(|it| pci_address(&it)),
+            ..NvLink::default()
+        })
+    }
+
+    /// Speed and the error counts of NVLink 5, of all active links in one call.
+    fn add_nvlink_fields(&self, links: &mut [NvLink]) -> Called<()> {
+        const FIELDS: [u32; 3] = [
+            FIELD_NVLINK_SPEED,
+            FIELD_NVLINK_EFFECTIVE_ERRORS,
+            FIELD_NVLINK_SYMBOL_ERRORS,
+        ];
+        let asked: Vec<(u32, u32)> = links
+            .iter()
+            .filter(|it| it.active)
+            .flat_map(|it| FIELDS.map(|field| (field, it.link)))
+            .collect();
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let mut values = self.device.field_values(&asked)?.into_iter();
+        for link in links.iter_mut().filter(|it| it.active) {
+            let mut next = || values.next().map_or(Ok(None), |value| self.optional(value));
+            link.speed_mbps = next()?;
+            link.effective_errors = next()?;
+            link.symbol_errors = next()?;
+        }
+        Ok(())
+    }
+
+    fn fabric(&self) -> Reading<FabricState> {
+        match self.device.fabric() {
+            Ok(info) => fabric_state(&info),
+            Err(failure) => failure.reading(self.driver.branch),
+        }
+    }
+
+    fn clocks(&self) -> Called<Clocks> {
+        let device = self.device;
+        Ok(Clocks {
+            sm_mhz: device.clock_mhz(CLOCK_SM)?,
+            memory_mhz: device.clock_mhz(CLOCK_MEMORY)?,
+            max_sm_mhz: self.optional(device.max_clock_mhz(CLOCK_SM))?,
+            max_memory_mhz: self.optional(device.max_clock_mhz(CLOCK_MEMORY))?,
+        })
+    }
+
+    /// Renamed in R535; older drivers know the old name only.
+    fn clocks_event_reasons(&self) -> Called<ClocksEventReasons> {
+        match self.device.clocks_event_reasons() {
+            Err(failure) if failure.is_missing_function() => self.device.clocks_throttle_reasons(),
+            other => other,
+        }
+        .map(ClocksEventReasons)
+    }
+
+    fn violations(&self) -> Called<ViolationTimes> {
+        let policy = |policy| self.optional(self.device.violation_ns(policy));
+        let mut times = ViolationTimes {
+            power_ns: policy(POLICY_POWER)?,
+            thermal_ns: policy(POLICY_THERMAL)?,
+            sync_boost_ns: policy(POLICY_SYNC_BOOST)?,
+            reliability_ns: policy(POLICY_RELIABILITY)?,
+            ..ViolationTimes::default()
+        };
+        if let Some([thermal, power_brake]) = self.driver.hardware_slowdown_fields() {
+            let asked = [(thermal, 0), (power_brake, 0)];
+            let mut values = self.device.field_values(&asked)?.into_iter();
+            let mut next = || values.next().map_or(Ok(None), |value| self.optional(value));
+            times.hw_thermal_ns = next()?;
+            times.hw_power_brake_ns = next()?;
+        }
+        Ok(times)
+    }
+
+    fn temperature(&self) -> Called<Temperature> {
+        let device = self.device;
+        let threshold = |threshold| {
+            let read = self.optional(device.temperature_threshold(threshold));
+            // GPUs that speak of T.Limit instead answer "invalid argument" on some drivers.
+            match read {
+                Err(failure) if failure.status() == Some(super::driver::ERROR_INVALID_ARGUMENT) => {
+                    Ok(None)
+                }
+                other => other.map(|it| it.map(u32::cast_signed)),
+            }
+        };
+        let memory = self.optional(self.field(FIELD_MEMORY_TEMPERATURE))?;
+        Ok(Temperature {
+            gpu_c: device.temperature(SENSOR_GPU)?.cast_signed(),
+            // The field is 0 on memory that has no sensor.
+            memory_c: memory
+                .filter(|it| *it != 0)
+                .and_then(|it| i32::try_from(it).ok()),
+            slowdown_c: threshold(THRESHOLD_SLOWDOWN)?,
+            shutdown_c: threshold(THRESHOLD_SHUTDOWN)?,
+            gpu_max_c: threshold(THRESHOLD_GPU_MAX)?,
+            memory_max_c: threshold(THRESHOLD_MEMORY_MAX)?,
+            tlimit_c: self.optional(device.margin_temperature_c())?,
+        })
+    }
+
+    fn power(&self) -> Called<Power> {
+        let device = self.device;
+        let range = self.optional(device.power_limit_range_mw())?;
+        Ok(Power {
+            draw_mw: self.optional(device.power_usage_mw())?,
+            limit_mw: device.enforced_power_limit_mw()?,
+            default_limit_mw: self.optional(device.default_power_limit_mw())?,
+            min_limit_mw: range.map(|(min, _)| min),
+            max_limit_mw: range.map(|(_, max)| max),
+        })
+    }
+
+    /// A process that both computes and draws is listed once, as one that draws.
+    fn processes(&self) -> Called<Vec<GpuProcess>> {
+        let mut processes: Vec<GpuProcess> = Vec::new();
+        let graphics = self.optional(self.device.graphics_processes())?;
+        let listed = [
+            (true, graphics.unwrap_or_default()),
+            (false, self.device.compute_processes()?),
+        ];
+        for (graphics, list) in listed {
+            for (pid, used_memory_bytes) in list {
+                let known = processes.iter().any(|it| it.pid == pid);
+                if !known && !is_own_process(pid) {
+                    processes.push(GpuProcess {
+                        pid,
+                        name: process_name(pid),
+                        used_memory_bytes,
+                        graphics,
+                    });
+                }
+            }
+        }
+        Ok(processes)
+    }
+}
+
+/// This worker, the validator that started it, or another of its workers.
+fn is_own_process(pid: u32) -> bool {
+    let validator = std::os::unix::process::parent_id();
+    let parent_of = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may hold anything, so that the fields count from its end.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        fields.split(' ').nth(1)?.parse::<u32>().ok()
+    };
+    pid == std::process::id() || pid == validator || parent_of(pid) == Some(validator)
+}
+
+/// The name of an executable, else of its thread; `None` for a process that this one cannot see.
+fn process_name(pid: u32) -> Option<String> {
+    let executable = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let name = executable
+        .as_deref()
+        .and_then(|path| path.file_name())
+        .map(|name| name.to_string_lossy().into_owned());
+    name.or_else(|| {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        Some(comm.trim_end().to_owned())
+    })
+}
+
+fn pci_address(pci: &PciIdentity) -> String {
+    format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device)
+}
+
+// Source: nvml.h, nvmlComputeMode_t.
+fn compute_mode(number: u32) -> ComputeMode {
+    match number {
+        0 => ComputeMode::Default,
+        1 => ComputeMode::ExclusiveThread,
+        2 => ComputeMode::Prohibited,
+        3 => ComputeMode::ExclusiveProcess,
+        other => ComputeMode::Unknown(other),
+    }
+}
+
+// Source: nvml.h, nvmlDeviceGpuRecoveryAction_t.
+fn recovery_action(number: u64) -> RecoveryAction {
+    match number {
+        0 => RecoveryAction::None,
+        1 => RecoveryAction::GpuReset,
+        2 => RecoveryAction::NodeReboot,
+        3 => RecoveryAction::DrainP2p,
+        4 => RecoveryAction::DrainAndReset,
+        other => RecoveryAction::Unknown(u32::try_from(other).unwrap_or(u32::MAX)),
+    }
+}
+
+// Source: nvml.h, nvmlIntNvLinkDeviceType_t; the IBM NPU is the CPU's end of a link.
+fn nvlink_remote_kind(number: u32) -> &'static str {
+    match number {
+        0 => "gpu",
+        1 => "cpu",
+        2 => "switch",
+        _ => "unknown",
+    }
+}
+
+fn fabric_state(info: &FabricInfo) -> Reading<FabricState> {
+    // Source: nvml.h, NVML_GPU_FABRIC_STATE_*.
+    let state = match info.state {
+        0 => return Reading::NotSupported,
+        1 => "not_started".to_owned(),
+        2 => "in_progress".to_owned(),
+        3 => "completed".to_owned(),
+        other => format!("unknown ({other})"),
+    };
+    let status = match info.status {
+        0 => "success".to_owned(),
+        other => super::calls::status_name(other),
+    };
+    let uuid_is_set = info.cluster_uuid.iter().any(|byte| *byte != 0);
+    Reading::Value(FabricState {
+        state,
+        status,
+        clique_id: Some(info.clique_id),
+        cluster_uuid: uuid_is_set.then(|| uuid_text(&info.cluster_uuid)),
+        unhealthy: info.health_mask.map(unhealthy_parts),
+    })
+}
+
+fn uuid_text(bytes: &[u8; 16]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    for (position, byte) in bytes.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&position) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// The parts of a fabric health mask that say unhealthy.
+// Source: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits for each part, 1 is true; four bits of configuration at bit
+// 8, where 0 is not supported and 1 is none wrong.
+fn unhealthy_parts(mask: u32) -> Vec<String> {
+    const PARTS: [(u32, &str); 4] = [
+        (0, "degraded bandwidth"),
+        (2, "route recovery in progress"),
+        (4, "route unhealthy"),
+        (6, "access timeout recovery"),
+    ];
+    let mut unhealthy: Vec<String> = PARTS
+        .iter()
+        .filter(|(shift, _)| mask >> shift & 0x3 == 1)
+        .map(|(_, part)| (*part).to_owned())
+        .collect();
+    match mask >> 8 & 0xf {
+        0 | 1 => {}
+        2 => unhealthy.push("incorrect configuration: system GUID".to_owned()),
+        3 => unhealthy.push("incorrect configuration: chassis serial number".to_owned()),
+        4 => unhealthy.push("incorrect configuration: no partition".to_owned()),
+        5 => unhealthy.push("incorrect configuration: insufficient NVLinks".to_owned()),
+        other => unhealthy.push(format!("incorrect configuration ({other})")),
+    }
+    unhealthy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_healthy_mask_names_nothing() {
+        // Every two-bit part "false" (2), configuration "none" (1).
+        assert!(unhealthy_parts(0b0001_10_10_10_10).is_empty());
+        assert!(unhealthy_parts(0).is_empty());
+    }
+
+    #[test]
+    fn a_mask_names_each_unhealthy_part() {
+        assert_eq!(
+            unhealthy_parts(0b0101_10_01_10_01),
+            [
+                "degraded bandwidth",
+                "route unhealthy",
+                "incorrect configuration: insufficient NVLinks"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_slowdown_fields_follow_the_driver() {
+        let fields = |version| DriverNumber::of(version).hardware_slowdown_fields();
+        assert_eq!(fields("580.65.06"), Some([252, 253]));
+        assert_eq!(fields("570.86.15"), Some([252, 253]));
+        assert_eq!(fields("580.82.07"), Some([270, 271]));
+        assert_eq!(fields("590.44.01"), Some([270, 271]));
+        assert_eq!(fields("535.104.05"), None);
+        assert_eq!(fields("?"), None);
+    }
+
+    #[test]
+    fn a_fabric_that_is_not_there_is_not_supported() {
+        let mut info = FabricInfo {
+            cluster_uuid: [0; 16],
+            status: 0,
+            clique_id: 0,
+            state: 0,
+            health_mask: None,
+        };
+        assert_eq!(fabric_state(&info), Reading::NotSupported);
+        info.state = 3;
+        info.status = 999;
+        let Reading::Value(state) = fabric_state(&info) else {
+            panic!("no state")
+        };
+        assert_eq!(
+            (state.state.as_str(), state.status.as_str()),
+            ("completed", "NVML_ERROR_UNKNOWN")
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! The parent's side, with shell scripts as workers.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::*;
+use crate::facts::Reading;
+
+/// What a worker for two GPUs tells first.
+const START: &str = r#"
+say() { printf '%s\n' "$1"; }
+say '{"nvml":{"field":"initialized","value":{"value":true}}}'
+say '{"nvml":{"field":"gpu_count","value":{"value":2}}}'
+told() { say "{\"gpu\":{\"index\":$1,\"field\":\"$2\",\"value\":{\"value\":$3}}}"; }
+call() { say "{\"call\":{\"gpu\":$1,\"function\":\"$2\"}}"; }
+finished() { say "{\"gpu_done\":{\"index\":$1}}"; }
+"#;
+
+fn outcome_of(script: &str) -> NvmlOutcome {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    probe(&options(folder.path(), script), &Interrupt::default())
+}
+
+fn options(folder: &Path, script: &str) -> ProbeOptions {
+    let program = folder.join("worker");
+    write_program(&program, &format!("#!/bin/sh\n{START}\n{script}\n"));
+    ProbeOptions {
+        worker_program: Some(program),
+        deadlines: Deadlines {
+            nvml_call: Duration::from_millis(300),
+            nvml_initialization: Duration::from_millis(600),
+            nvml: Duration::from_secs(20),
+            ..Deadlines::default()
+        },
+        ..ProbeOptions::default()
+    }
+}
+
+/// Written by a process of its own: a file that any other thread's child still holds open cannot be executed.
+fn write_program(path: &Path, text: &str) {
+    let mut writer = Command::new("/bin/sh")
+        .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sh starts");
+    let stdin = writer.stdin.as_mut().expect("a pipe");
+    stdin
+        .write_all(text.as_bytes())
+        .expect("the script is taken");
+    assert!(writer.wait().expect("sh ends").success());
+}
+
+fn reason<T>(reading: &Reading<T>) -> &str {
+    match reading {
+        Reading::NotRead(reason) => reason,
+        _ => panic!("it was read"),
+    }
+}
+
+#[test]
+fn what_is_told_becomes_facts() {
+    let outcome = outcome_of(
+        r#"told 0 uuid '"GPU-a"'; told 0 minor_number 4; finished 0; told 1 uuid '"GPU-b"'; finished 1
+        say '{"simulated":{"scenario":"h200x2"}}'; say '{"done":{}}'"#,
+    );
+    assert_eq!(outcome.nvml.probe_trouble, Vec::<String>::new());
+    assert_eq!(outcome.nvml.gpu_count, Reading::Value(2));
+    assert_eq!(outcome.gpus[0].minor_number, Reading::Value(4));
+    assert_eq!(outcome.gpus[1].uuid, Reading::Value("GPU-b".to_owned()));
+    assert_eq!(outcome.simulated.as_deref(), Some("h200x2"));
+    assert_eq!(reason(&outcome.gpus[1].name), "not told by the NVML probe");
+}
+
+#[test]
+fn a_call_that_hangs_costs_its_own_reading_and_no_more() {
+    let outcome = outcome_of(
+        r#"told 0 uuid '"GPU-a"'; finished 0; told 1 uuid '"GPU-b"'
+        case "$*" in
+          *--skip\ nvmlDeviceGetSerial@1=*) say '{"gpu":{"index":1,"field":"serial","value":{"not_read":"left out"}}}';;
+          *) call 1 nvmlDeviceGetSerial; sleep 600;;
+        esac
+        told 1 minor_number 1; finished 1; say '{"done":{}}'"#,
+    );
+    assert_eq!(outcome.gpus[1].calls_hung, ["nvmlDeviceGetSerial"]);
+    assert_eq!(outcome.gpus[0].calls_hung, Vec::<String>::new());
+    assert_eq!(outcome.gpus[1].minor_number, Reading::Value(1));
+    assert_eq!(outcome.gpus[1].uuid, Reading::Value("GPU-b".to_owned()));
+    assert_eq!(
+        outcome.nvml.probe_trouble,
+        ["nvmlDeviceGetSerial of NVML's GPU 1 did not return within 0.3 s"]
+    );
+}
+
+#[test]
+fn of_several_calls_at_once_none_is_blamed_before_they_were_asked_one_by_one() {
+    let outcome = outcome_of(
+        r#"case "$*" in
+          *--skip\ nvmlDeviceGetSerial@0=*) told 0 minor_number 0; finished 0;;
+          *--sequential*) call 0 nvmlDeviceGetSerial; sleep 600;;
+          *) call 1 nvmlDeviceGetName; call 0 nvmlDeviceGetSerial; sleep 600;;
+        esac
+        told 1 name '"NVIDIA H200"'; finished 1; say '{"done":{}}'"#,
+    );
+    assert_eq!(outcome.gpus[0].calls_hung, ["nvmlDeviceGetSerial"]);
+    assert_eq!(outcome.gpus[1].calls_hung, Vec::<String>::new());
+    assert_eq!(
+        outcome.gpus[1].name,
+        Reading::Value("NVIDIA H200".to_owned())
+    );
+}
+
+#[test]
+fn a_crash_is_left_out_the_next_time() {
+    let outcome = outcome_of(
+        r#"told 0 uuid '"GPU-a"'
+        case "$*" in
+          *--skip\ nvmlDeviceGetFieldValues@0=*) ;;
+          *) call 0 nvmlDeviceGetFieldValues; kill -SEGV $$;;
+        esac
+        told 0 minor_number 0; finished 0; finished 1; say '{"done":{}}'"#,
+    );
+    assert_eq!(outcome.gpus[0].minor_number, Reading::Value(0));
+    assert_eq!(
+        outcome.nvml.probe_trouble,
+        ["nvmlDeviceGetFieldValues of NVML's GPU 0 took the process down: signal 11"]
+    );
+}
+
+#[test]
+fn a_gpu_whose_calls_all_hang_is_given_up_and_the_others_are_read() {
+    let outcome = outcome_of(
+        r#"case "$*" in
+          *--finished\ 0*) ;;
+          *@0=*) told 0 uuid '"GPU-a"'; call 0 nvmlDeviceGetSerial; sleep 600;;
+          *) call 0 nvmlDeviceGetName; sleep 600;;
+        esac
+        told 1 uuid '"GPU-b"'; finished 1; say '{"done":{}}'"#,
+    );
+    assert_eq!(
+        outcome.gpus[0].calls_hung,
+        ["nvmlDeviceGetName", "nvmlDeviceGetSerial"]
+    );
+    assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
+    assert!(
+        reason(&outcome.gpus[0].temperature)
+            .starts_with("not asked any more after nvmlDeviceGetSerial"),
+        "{:?}",
+        outcome.gpus[0].temperature
+    );
+    assert_eq!(outcome.gpus[1].uuid, Reading::Value("GPU-b".to_owned()));
+}
+
+#[test]
+fn an_initialisation_that_hangs_is_the_reason_for_everything() {
+    let outcome = outcome_of("call null nvmlInit_v2; trap '' TERM; sleep 600");
+    let expected = "nvmlInit_v2 did not return within 0.6 s";
+    assert_eq!(outcome.nvml.probe_trouble, [expected]);
+    assert_eq!(reason(&outcome.nvml.driver_version), expected);
+}
+
+#[test]
+fn nonsense_and_unknown_fields_are_noted_and_harm_nothing() {
+    let outcome = outcome_of(
+        r#"say 'hello from a library'; say '{"gpu":{"index":0,"field":"colour","value":{"value":1}}}'
+        told 0 uuid '"GPU-a"'; told 1 minor_number '"four"'; told 77 uuid '"GPU-z"'
+        finished 0; finished 1; say '{"done":{}}'"#,
+    );
+    assert_eq!(outcome.gpus.len(), 2);
+    assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
+    assert!(matches!(outcome.gpus[1].minor_number, Reading::NotRead(_)));
+    assert_eq!(
+        outcome.nvml.probe_trouble.len(),
+        3,
+        "{:?}",
+        outcome.nvml.probe_trouble
+    );
+}
+
+#[test]
+fn a_worker_that_dies_outside_of_any_call_is_no_endless_loop() {
+    let outcome = outcome_of("echo went wrong >&2; exit 7");
+    assert_eq!(
+        reason(&outcome.gpus[0].name),
+        "the NVML probe took the process down: exit status 7 (went wrong), outside of any call"
+    );
+}
+
+#[test]
+fn a_request_to_stop_keeps_what_was_told() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let options = options(folder.path(), r#"told 0 uuid '"GPU-a"'; sleep 600"#);
+    let interrupt = Interrupt::default();
+    let later = interrupt.clone();
+    let signal = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        later.request(2);
+    });
+    let outcome = probe(&options, &interrupt);
+    signal.join().expect("the thread ends");
+    assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
+    assert_eq!(reason(&outcome.gpus[0].name), "the run was interrupted");
+}
+
+#[test]
+fn a_missing_program_is_said() {
+    let options = ProbeOptions {
+        worker_program: Some("/nonexistent/gpu-validator".into()),
+        ..ProbeOptions::default()
+    };
+    let outcome = probe(&options, &Interrupt::default());
+    assert!(
+        reason(&outcome.nvml.initialized).starts_with("cannot start /nonexistent/gpu-validator"),
+        "{:?}",
+        outcome.nvml.initialized
+    );
+}

@@ -1,0 +1,117 @@
+//! `gpu-validator worker nvml`: asks NVML everything and says it as it goes.
+
+use std::ffi::OsStr;
+
+use super::calls::Calls;
+use super::driver::NvmlLibrary;
+use super::protocol::{Message, Output, SkippedCall};
+use super::read::{DriverNumber, GpuReader};
+use crate::facts::Reading;
+use crate::probe::libraries;
+
+/// What the parent knows from earlier attempts.
+pub(crate) struct NvmlWorker {
+    /// Calls that are not made again, see [`SkippedCall`].
+    pub(crate) skipped: Vec<String>,
+    /// GPUs about which everything is known.
+    pub(crate) finished: Vec<u32>,
+    /// One GPU after another, so that a hang or crash is that of the call that was announced last.
+    pub(crate) sequential: bool,
+}
+
+impl NvmlWorker {
+    pub(crate) fn run(&self) {
+        let output = Output::new();
+        let skipped: Vec<SkippedCall> = self
+            .skipped
+            .iter()
+            .filter_map(|argument| SkippedCall::from_argument(argument))
+            .collect();
+        if let Some(nvml) = load(&output) {
+            self.read(&nvml, &skipped, &output);
+        }
+        output.send(&Message::Done {});
+    }
+
+    fn read(&self, nvml: &NvmlLibrary, skipped: &[SkippedCall], output: &Output) {
+        let calls = Calls::new(None, skipped, output);
+        if let Err(failure) = nvml.initialize(&calls) {
+            // Whatever it is called, an NVML that does not start is not a driver without NVML.
+            output.nvml(
+                "initialized",
+                &Reading::<bool>::NotRead(failure.to_string()),
+            );
+            return;
+        }
+        output.nvml("initialized", &Reading::Value(true));
+        let version = nvml.driver_version(&calls);
+        let driver = version.as_deref().map(DriverNumber::of).unwrap_or_default();
+        output.nvml("driver_version", &reading(version, driver));
+        output.nvml("nvml_version", &reading(nvml.nvml_version(&calls), driver));
+        let cuda = nvml.cuda_driver_version(&calls).map(i32::cast_unsigned);
+        output.nvml("cuda_driver_version", &reading(cuda, driver));
+        let count = nvml.device_count(&calls);
+        output.nvml("gpu_count", &reading(count.clone(), driver));
+        let gpus = (0..count.unwrap_or(0)).filter(|index| !self.finished.contains(index));
+        if self.sequential {
+            gpus.for_each(|index| read_gpu(nvml, index, driver, skipped, output));
+            return;
+        }
+        std::thread::scope(|scope| {
+            for index in gpus {
+                scope.spawn(move || read_gpu(nvml, index, driver, skipped, output));
+            }
+        });
+    }
+}
+
+fn load(output: &Output) -> Option<NvmlLibrary> {
+    output.announce(None, "dlopen");
+    let mut errors = Vec::new();
+    for candidate in libraries::candidates("libnvidia-ml.so.1") {
+        match NvmlLibrary::load(OsStr::new(&candidate)) {
+            Ok(library) => {
+                output.nvml("library_path", &libraries::loaded_path("libnvidia-ml.so"));
+                if let Some(scenario) = library.simulator_scenario() {
+                    output.send(&Message::Simulated { scenario });
+                }
+                return Some(library);
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    output.nvml("initialized", &Reading::<bool>::NotRead(errors.join("; ")));
+    None
+}
+
+fn read_gpu(
+    nvml: &NvmlLibrary,
+    index: u32,
+    driver: DriverNumber,
+    skipped: &[SkippedCall],
+    output: &Output,
+) {
+    let calls = Calls::new(Some(index), skipped, output);
+    match nvml.device(index, &calls) {
+        Ok(device) => GpuReader {
+            device: &device,
+            index,
+            output,
+            driver,
+        }
+        .read(),
+        // The parent gives this reason to every reading.
+        Err(failure) => output.send(&Message::Unopened {
+            index,
+            reason: failure.to_string(),
+        }),
+    }
+    output.send(&Message::GpuDone { index });
+}
+
+fn reading<T>(called: super::calls::Called<T>, driver: DriverNumber) -> Reading<T> {
+    match called {
+        Ok(value) => Reading::Value(value),
+        Err(failure) => failure.reading(driver.branch),
+    }
+}

@@ -1,0 +1,361 @@
+//! What no machine can be: values of a profile that exclude each other, or that name what does not exist.
+
+use super::load::nearest_name_hint;
+use super::source::{Find, Source};
+use super::{CudaVersion, Profile, ProfileError, Requirement};
+use crate::facts::KernelModuleFlavor;
+use crate::reference::{self, ArchitectureSupport, GpuModel};
+
+/// A value that cannot hold, where it is written, and what would be right.
+struct Contradiction {
+    path: Vec<String>,
+    find: Find,
+    message: String,
+    hint: Option<String>,
+}
+
+type Found = Option<Contradiction>;
+
+/// Refuses the first contradiction of a resolved profile; `sources` are its files, the extending one first.
+pub(super) fn refuse_contradictions(
+    profile: &Profile,
+    sources: &[Source],
+) -> Result<(), ProfileError> {
+    let found = checks(profile)
+        .or_else(|| numbers(profile))
+        .or_else(|| names(profile))
+        .or_else(|| xids(profile))
+        .or_else(|| mig(profile))
+        .or_else(|| driver(profile))
+        .or_else(|| toolkits(profile))
+        .or_else(|| model(profile));
+    let Some(found) = found else {
+        return Ok(());
+    };
+    let path: Vec<&str> = found.path.iter().map(String::as_str).collect();
+    // The file nearest to the one that was asked for wins, as its value does.
+    let (source, position) = sources
+        .iter()
+        .find_map(|it| Some((it, Some(it.locate(&path, found.find)?))))
+        .unwrap_or((&sources[0], None));
+    Err(source.error_at(position, &found.message, found.hint.as_deref()))
+}
+
+fn at(path: &str, message: impl Into<String>) -> Found {
+    Some(Contradiction {
+        path: path.split('.').map(str::to_owned).collect(),
+        find: Find::Value,
+        message: message.into(),
+        hint: None,
+    })
+}
+
+/// Settings of checks that do not exist, or without a reason.
+fn checks(profile: &Profile) -> Found {
+    profile.checks.iter().find_map(|(id, setting)| {
+        let path = vec!["checks".to_owned(), id.clone()];
+        if !crate::check::ids().any(|it| it == id) {
+            return Some(Contradiction {
+                path,
+                find: Find::Key,
+                message: format!("unknown check `{id}`"),
+                hint: Some(nearest_name_hint(id, crate::check::ids())),
+            });
+        }
+        if setting.reason.trim().is_empty() {
+            return Some(Contradiction {
+                path: [path, vec!["reason".to_owned()]].concat(),
+                find: Find::Value,
+                message: format!("the severity of `{id}` is changed without a reason"),
+                hint: Some("say why: whoever reads the report later will ask".to_owned()),
+            });
+        }
+        None
+    })
+}
+
+/// Numbers that no machine has.
+fn numbers(profile: &Profile) -> Found {
+    let gpus = &profile.gpus;
+    let policy = &profile.policy;
+    let zero = [
+        ("gpus.count", gpus.count.map(u64::from)),
+        ("gpus.memory_minimum_mib", gpus.memory_minimum_mib),
+        ("gpus.power_limit_w", gpus.power_limit_w.map(u64::from)),
+        ("gpus.pcie.generation", gpus.pcie.generation.map(u64::from)),
+        ("driver.branch", profile.driver.branch.map(u64::from)),
+    ]
+    .into_iter()
+    .find(|(_, value)| *value == Some(0))
+    .and_then(|(path, _)| at(path, format!("`{path}` is 0, which no GPU node has")));
+    let width = gpus
+        .pcie
+        .width
+        .filter(|it| ![1, 2, 4, 8, 16, 32].contains(it))
+        .and_then(|it| at("gpus.pcie.width", format!("no PCIe link has {it} lanes")));
+    let hours = policy
+        .xid
+        .window_hours
+        .filter(|it| !(it.is_finite() && *it > 0.0))
+        .and_then(|it| at("policy.xid.window_hours", format!("{it} hours are no time")));
+    let deadline = profile.levels.iter().find_map(|(level, settings)| {
+        let seconds = settings
+            .kernel_deadline_s
+            .filter(|it| !(it.is_finite() && *it > 0.0))?;
+        at(
+            &format!("levels.{level}.kernel_deadline_s"),
+            format!("{seconds} seconds are no time"),
+        )
+    });
+    let temperature = [
+        ("policy.temperature_maximum_c", policy.temperature_maximum_c),
+        (
+            "policy.memory_temperature_maximum_c",
+            policy.memory_temperature_maximum_c,
+        ),
+    ]
+    .into_iter()
+    .find_map(|(path, value)| {
+        let celsius = value.filter(|it| !(1..=150).contains(it))?;
+        at(
+            path,
+            format!("{celsius} °C is no temperature that a running GPU can be held to"),
+        )
+    });
+    zero.or(width).or(hours).or(deadline).or(temperature)
+}
+
+/// Names that can match nothing.
+fn names(profile: &Profile) -> Found {
+    let service = profile.services.keys().find_map(|name| {
+        let bare = name.strip_suffix(".service");
+        let message = match bare {
+            Some(bare) => format!("services are named without `.service`: `{bare}`"),
+            None if name.trim().is_empty() => "a service has no name".to_owned(),
+            None => return None,
+        };
+        Some(Contradiction {
+            path: vec!["services".to_owned(), name.clone()],
+            find: Find::Key,
+            message,
+            hint: None,
+        })
+    });
+    let model = profile
+        .gpus
+        .model
+        .as_ref()
+        .filter(|it| it.trim().is_empty())
+        .and_then(|_| at("gpus.model", "the GPU model has no name"));
+    let vbios = profile
+        .gpus
+        .vbios
+        .iter()
+        .position(|it| it.trim().is_empty())
+        .and_then(|index| at(&format!("gpus.vbios.{index}"), "a VBIOS version is empty"));
+    service.or(model).or(vbios)
+}
+
+/// Xids with two fates.
+fn xids(profile: &Profile) -> Found {
+    let policy = &profile.policy.xid;
+    let lists = [
+        ("fail", &policy.fail),
+        ("warn", &policy.warn),
+        ("ignore", &policy.ignore),
+    ];
+    for (index, (name, list)) in lists.iter().enumerate() {
+        for (other_name, other) in &lists[index + 1..] {
+            let twice = other
+                .iter()
+                .enumerate()
+                .find(|(_, number)| list.contains(number));
+            if let Some((position, number)) = twice {
+                return at(
+                    &format!("policy.xid.{other_name}.{position}"),
+                    format!("Xid {number} is in `{name}` and in `{other_name}`"),
+                );
+            }
+        }
+    }
+    None
+}
+
+fn mig(profile: &Profile) -> Found {
+    let devices = profile.gpus.mig_devices?;
+    match profile.gpus.mig {
+        Some(true) => None,
+        Some(false) if devices == 0 => None,
+        Some(false) => at(
+            "gpus.mig_devices",
+            format!("`mig_devices` is {devices}, but `mig` is false"),
+        ),
+        None => at("gpus.mig_devices", "`mig_devices` needs `mig: true`"),
+    }
+}
+
+fn driver(profile: &Profile) -> Found {
+    let branch = profile.driver.branch?;
+    if let Some(minimum) = profile
+        .driver
+        .minimum
+        .as_ref()
+        .filter(|it| it.branch() != branch)
+    {
+        return at(
+            "driver.minimum",
+            format!("`driver.minimum` is {minimum}, but `driver.branch` is {branch}"),
+        );
+    }
+    let offered = reference::driver_branch(branch)?.cuda;
+    let wanted = profile.cuda.driver_minimum?;
+    if (wanted.major, wanted.minor) <= (offered.major, offered.minor) {
+        return None;
+    }
+    at(
+        "cuda.driver_minimum",
+        format!("driver branch {branch} offers CUDA {offered}, `cuda.driver_minimum` is {wanted}"),
+    )
+}
+
+/// Toolkits that the driver asked for cannot run.
+fn toolkits(profile: &Profile) -> Found {
+    // Forward compatibility is there to run them.
+    if profile.cuda.compat_package == Some(Requirement::Required) {
+        return None;
+    }
+    profile.cuda.toolkits.iter().enumerate().find_map(|(index, toolkit)| {
+        let path = format!("cuda.toolkits.{index}");
+        let needed = reference::minor_version_minimum(toolkit.major)?;
+        if let Some(minimum) = profile.driver.minimum.as_ref().filter(|it| *it < needed) {
+            return at(
+                &path,
+                format!(
+                    "CUDA {toolkit} needs driver {needed} or newer, `driver.minimum` allows {minimum}"
+                ),
+            );
+        }
+        let branch = profile.driver.branch.filter(|it| *it < needed.branch())?;
+        at(
+            &path,
+            format!("CUDA {toolkit} needs driver {needed} or newer, `driver.branch` is {branch}"),
+        )
+    })
+}
+
+/// Wishes that the GPU model cannot fulfil.
+fn model(profile: &Profile) -> Found {
+    let wanted = profile.gpus.model.as_deref()?;
+    let model = reference::gpu_models()
+        .iter()
+        .find(|it| it.name == wanted || it.is_named(wanted))?;
+    module(profile, model)
+        .or_else(|| model_driver(profile, model))
+        .or_else(|| model_toolkits(profile, model))
+        .or_else(|| model_parts(profile, model))
+}
+
+fn module(profile: &Profile, model: &GpuModel) -> Found {
+    let flavor = profile
+        .driver
+        .kernel_module
+        .filter(|it| !model.kernel_module.supports(*it))?;
+    let other = match flavor {
+        KernelModuleFlavor::Open => KernelModuleFlavor::Proprietary,
+        KernelModuleFlavor::Proprietary => KernelModuleFlavor::Open,
+    };
+    at(
+        "driver.kernel_module",
+        format!(
+            "the {} works with the {other} kernel module only",
+            model.name
+        ),
+    )
+}
+
+fn model_driver(profile: &Profile, model: &GpuModel) -> Found {
+    let (path, branch) = match (&profile.driver.branch, &profile.driver.minimum) {
+        (Some(branch), _) => ("driver.branch", *branch),
+        (None, Some(minimum)) => ("driver.minimum", minimum.branch()),
+        (None, None) => return None,
+    };
+    let row = reference::driver_branch(branch)?;
+    if model.compute_capability < row.compute_capability_minimum {
+        return at(
+            path,
+            format!(
+                "driver branch {branch} supports compute capability {} and newer, the {} has {}",
+                row.compute_capability_minimum, model.name, model.compute_capability
+            ),
+        );
+    }
+    // A minimum that is too old for the GPU still allows newer drivers; a branch does not.
+    let oldest = reference::oldest_driver_branch(model.compute_capability)?;
+    if path == "driver.branch" && branch < oldest {
+        return at(
+            path,
+            format!("the {} needs driver branch {oldest} or newer", model.name),
+        );
+    }
+    None
+}
+
+fn model_toolkits(profile: &Profile, model: &GpuModel) -> Found {
+    let dropped = |toolkit: &CudaVersion| {
+        reference::cuda_toolkit(*toolkit).is_some()
+            && reference::architecture_support(*toolkit, model.compute_capability)
+                == ArchitectureSupport::Dropped
+    };
+    let index = profile.cuda.toolkits.iter().position(dropped)?;
+    at(
+        &format!("cuda.toolkits.{index}"),
+        format!(
+            "CUDA {} no longer supports compute capability {} of the {}",
+            profile.cuda.toolkits[index], model.compute_capability, model.name
+        ),
+    )
+}
+
+fn model_parts(profile: &Profile, model: &GpuModel) -> Found {
+    let gpus = &profile.gpus;
+    let name = &model.name;
+    if gpus.mig == Some(true) && !model.mig {
+        return at("gpus.mig", format!("the {name} has no MIG"));
+    }
+    let too_much = [
+        (
+            "gpus.memory_minimum_mib",
+            gpus.memory_minimum_mib,
+            model.memory_mib,
+            "MiB of memory",
+        ),
+        (
+            "gpus.nvlinks",
+            gpus.nvlinks.map(u64::from),
+            model.nvlinks.map(u64::from),
+            "NVLinks",
+        ),
+        (
+            "gpus.pcie.generation",
+            gpus.pcie.generation.map(u64::from),
+            model.pcie_generation.map(u64::from),
+            "as its PCIe generation",
+        ),
+        (
+            "gpus.pcie.width",
+            gpus.pcie.width.map(u64::from),
+            model.pcie_width.map(u64::from),
+            "PCIe lanes",
+        ),
+    ];
+    too_much.into_iter().find_map(|(path, wanted, has, what)| {
+        let (wanted, has) = (wanted?, has?);
+        if wanted <= has {
+            return None;
+        }
+        at(
+            path,
+            format!("`{path}` is {wanted}, the {name} has {has} {what}"),
+        )
+    })
+}

@@ -1,0 +1,364 @@
+//! A child process that may hang, crash or talk nonsense, as its parent sees it.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::facts::WorkerEnd;
+use crate::probe::Interrupt;
+
+/// A line longer than this is not one of the protocol's; what is beyond is read and dropped.
+const LONGEST_LINE_BYTES: u64 = 1 << 20;
+/// How much of the end of stderr is kept.
+const STDERR_TAIL_BYTES: usize = 4 * 1024;
+/// How often a wait looks whether the run was asked to stop.
+const INTERRUPT_POLL: Duration = Duration::from_millis(20);
+/// How long a killed child may take to disappear before it is given up as stuck in the kernel.
+const DEATH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The program that is started for `worker …`.
+pub(crate) fn worker_program(configured: Option<&PathBuf>) -> PathBuf {
+    configured.cloned().unwrap_or_else(|| {
+        // The path is gone when the binary was replaced while it runs; the link still leads to this one.
+        std::env::current_exe()
+            .ok()
+            .filter(|path| path.exists())
+            .unwrap_or_else(|| PathBuf::from("/proc/self/exe"))
+    })
+}
+
+/// A running child in a process group of its own, with its output being read.
+#[derive(Debug)]
+pub(crate) struct WorkerProcess {
+    child: Child,
+    lines: Receiver<String>,
+    stderr_tail: Arc<Mutex<VecDeque<u8>>>,
+    stderr_reader: Option<JoinHandle<()>>,
+}
+
+/// What a wait brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum WorkerEvent {
+    /// A whole line of stdout, without its end.
+    Line(String),
+    /// stdout is closed: the child has ended, or will say no more.
+    Closed,
+    /// Nothing came in time.
+    TimedOut,
+    /// The run was asked to stop.
+    Interrupted,
+}
+
+/// How a child ended, as the system tells it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    Exited(i32),
+    Killed(i32),
+    /// It did not end although it was killed: a driver call keeps it in uninterruptible sleep. It is left behind.
+    Stuck,
+}
+
+impl WorkerProcess {
+    /// Starts `program` with `arguments`.
+    pub(crate) fn start(
+        program: &PathBuf,
+        arguments: &[OsString],
+        environment: &[(&str, String)],
+    ) -> std::io::Result<Self> {
+        let mut child = Command::new(program)
+            .arg0("gpu-validator")
+            .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (*name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let (sender, lines) = channel();
+        let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
+        if let Some(stdout) = child.stdout.take() {
+            std::thread::spawn(move || send_lines(stdout, &sender));
+        }
+        let stderr_reader = child.stderr.take().map(|stderr| {
+            let tail = Arc::clone(&stderr_tail);
+            std::thread::spawn(move || keep_tail(stderr, &tail))
+        });
+        Ok(Self {
+            child,
+            lines,
+            stderr_tail,
+            stderr_reader,
+        })
+    }
+
+    /// The process id, by which the GPUs' process lists know it.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the next line until `deadline`.
+    pub(crate) fn next_event(&self, deadline: Instant, interrupt: &Interrupt) -> WorkerEvent {
+        loop {
+            if interrupt.signal().is_some() {
+                return WorkerEvent::Interrupted;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left.min(INTERRUPT_POLL)) {
+                Ok(line) => return WorkerEvent::Line(line),
+                Err(RecvTimeoutError::Disconnected) => return WorkerEvent::Closed,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return WorkerEvent::TimedOut,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Kills the process group and waits a little for the end.
+    pub(crate) fn kill(&mut self) -> ProcessEnd {
+        self.kill_group();
+        self.wait(DEATH_DEADLINE)
+    }
+
+    /// Waits for the end after stdout was closed; a child that lingers is killed.
+    pub(crate) fn finish(&mut self, patience: Duration) -> ProcessEnd {
+        match self.wait(patience) {
+            ProcessEnd::Stuck => self.kill(),
+            end => {
+                // Whatever it started itself must not outlive it.
+                self.kill_group();
+                end
+            }
+        }
+    }
+
+    /// The end of what the child wrote on stderr, as text; called when it has ended.
+    pub(crate) fn stderr(&self) -> String {
+        // What it wrote last may still be in the pipe; a stuck child's pipe never ends.
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let reading = || {
+            self.stderr_reader
+                .as_ref()
+                .is_some_and(|it| !it.is_finished())
+        };
+        while reading() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let tail = self
+            .stderr_tail
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = tail.iter().copied().collect();
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    }
+
+    /// How the worker's end reads in the facts, when it ended without a result.
+    pub(crate) fn end_without_result(&self, end: &ProcessEnd) -> WorkerEnd {
+        match end {
+            ProcessEnd::Killed(signal) => WorkerEnd::Killed { signal: *signal },
+            ProcessEnd::Exited(status) => WorkerEnd::Exited {
+                status: *status,
+                stderr: self.stderr(),
+            },
+            ProcessEnd::Stuck => WorkerEnd::TimedOut {
+                step: "ending (uninterruptible sleep in the kernel)".to_owned(),
+                seconds: DEATH_DEADLINE.as_secs_f64(),
+            },
+        }
+    }
+
+    fn kill_group(&self) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // The group is gone when all of it has ended, which is what is wanted.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    fn wait(&mut self, patience: Duration) -> ProcessEnd {
+        let deadline = Instant::now() + patience;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return process_end(status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(10));
+                }
+                // A child that cannot be waited for was reaped by nobody we know; it is as lost as a stuck one.
+                Ok(None) | Err(_) => return ProcessEnd::Stuck,
+            }
+        }
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            self.kill();
+        }
+    }
+}
+
+fn process_end(status: ExitStatus) -> ProcessEnd {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ProcessEnd::Exited(code),
+        (None, Some(signal)) => ProcessEnd::Killed(signal),
+        (None, None) => ProcessEnd::Stuck,
+    }
+}
+
+/// Sends whole lines; a last line without an end was torn by the child's death and is dropped.
+fn send_lines(stdout: impl Read, sender: &Sender<String>) {
+    let mut stdout = BufReader::new(stdout);
+    loop {
+        let mut line = Vec::new();
+        match (&mut stdout)
+            .take(LONGEST_LINE_BYTES)
+            .read_until(b'\n', &mut line)
+        {
+            Ok(0) | Err(_) => return,
+            Ok(_) if line.last() != Some(&b'\n') => continue,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        if sender.send(text).is_err() {
+            return;
+        }
+    }
+}
+
+fn keep_tail(mut stderr: impl Read, tail: &Mutex<VecDeque<u8>>) {
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = stderr.read(&mut buffer) {
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.extend(&buffer[..count]);
+        let surplus = tail.len().saturating_sub(STDERR_TAIL_BYTES);
+        tail.drain(..surplus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> WorkerProcess {
+        WorkerProcess::start(
+            &PathBuf::from("/bin/sh"),
+            &["-c".into(), script.into()],
+            &[],
+        )
+        .expect("sh starts")
+    }
+
+    fn next(worker: &WorkerProcess, milliseconds: u64) -> WorkerEvent {
+        worker.next_event(
+            Instant::now() + Duration::from_millis(milliseconds),
+            &Interrupt::default(),
+        )
+    }
+
+    #[test]
+    fn lines_then_the_end() {
+        let mut worker = shell("echo one; echo two; exit 3");
+        assert_eq!(next(&worker, 5000), WorkerEvent::Line("one".to_owned()));
+        assert_eq!(next(&worker, 5000), WorkerEvent::Line("two".to_owned()));
+        assert_eq!(next(&worker, 5000), WorkerEvent::Closed);
+        assert_eq!(worker.finish(Duration::from_secs(5)), ProcessEnd::Exited(3));
+    }
+
+    #[test]
+    fn a_hang_is_a_time_out_and_dies_with_its_own_children() {
+        let mut worker = shell("trap '' TERM; sleep 600 & echo $!; while :; do sleep 600; done");
+        let WorkerEvent::Line(grandchild) = next(&worker, 5000) else {
+            panic!("no line")
+        };
+        assert_eq!(next(&worker, 50), WorkerEvent::TimedOut);
+        assert_eq!(worker.kill(), ProcessEnd::Killed(9));
+        let gone = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::read_to_string(format!("/proc/{grandchild}/stat"))
+                .map_or(true, |stat| stat.contains(") Z "))
+        });
+        assert!(gone, "process {grandchild} survived its group");
+    }
+
+    #[test]
+    fn a_crash_names_its_signal() {
+        let mut worker = shell("kill -SEGV $$");
+        assert_eq!(next(&worker, 5000), WorkerEvent::Closed);
+        let end = worker.finish(Duration::from_secs(5));
+        assert_eq!(
+            worker.end_without_result(&end),
+            WorkerEnd::Killed { signal: 11 }
+        );
+    }
+
+    #[test]
+    fn a_torn_line_is_no_line_and_bytes_that_are_no_text_are_harmless() {
+        let worker = shell("printf '\\377\\376\\n'; printf '{\"half\": '");
+        assert_eq!(
+            next(&worker, 5000),
+            WorkerEvent::Line("\u{fffd}\u{fffd}".to_owned())
+        );
+        assert_eq!(next(&worker, 5000), WorkerEvent::Closed);
+    }
+
+    #[test]
+    fn an_endless_line_does_not_fill_the_memory() {
+        let worker = shell("head -c 5000000 /dev/zero; echo; echo after");
+        let mut lines = Vec::new();
+        while let WorkerEvent::Line(line) = next(&worker, 20_000) {
+            lines.push(line.len());
+        }
+        assert_eq!(lines.last(), Some(&"after".len()));
+        assert!(lines.iter().all(|it| *it <= LONGEST_LINE_BYTES as usize));
+    }
+
+    #[test]
+    fn of_a_huge_stderr_the_end_is_kept() {
+        let mut worker =
+            shell("head -c 3000000 /dev/zero | tr '\\0' x >&2; echo the reason >&2; exit 1");
+        assert_eq!(next(&worker, 20_000), WorkerEvent::Closed);
+        let end = worker.finish(Duration::from_secs(5));
+        let WorkerEnd::Exited { status: 1, stderr } = worker.end_without_result(&end) else {
+            panic!("{end:?}")
+        };
+        assert!(
+            stderr.ends_with("the reason") && stderr.len() <= STDERR_TAIL_BYTES,
+            "{}",
+            stderr.len()
+        );
+    }
+
+    #[test]
+    fn a_request_to_stop_ends_a_wait() {
+        let worker = shell("sleep 600");
+        let interrupt = Interrupt::default();
+        interrupt.request(15);
+        let event = worker.next_event(Instant::now() + Duration::from_secs(60), &interrupt);
+        assert_eq!(event, WorkerEvent::Interrupted);
+    }
+
+    #[test]
+    fn a_child_that_closes_stdout_and_lingers_is_killed() {
+        let mut worker = shell("exec >&-; sleep 600");
+        assert_eq!(next(&worker, 5000), WorkerEvent::Closed);
+        assert_eq!(
+            worker.finish(Duration::from_millis(50)),
+            ProcessEnd::Killed(9)
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let error = WorkerProcess::start(&PathBuf::from("/nonexistent"), &[], &[]);
+        assert!(error.is_err());
+    }
+}
