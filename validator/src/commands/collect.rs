@@ -2,14 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::progress::Progress;
 use super::report_files::{facts_json, write_whole};
-use super::report_options::given;
-use super::run::{probe_options, stop_on_signals};
+use super::run::{probe_options, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
 use crate::findings::ExitStatus;
-use crate::level::{Level, Stage};
-use crate::probe;
+use crate::level::Level;
 
 /// Look at this machine and write what was seen, without judging
 ///
@@ -35,24 +32,21 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
-    let profile = match given(arguments.profile.as_deref()) {
+    let profile = match arguments.profile.as_deref() {
         Some(path) => crate::profile::load(path)?,
         None => crate::profile::Profile::default(),
     };
     let interrupt = stop_on_signals()?;
     let options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
-    let mut facts = {
-        let progress = Progress::start();
-        probe::collect(&options, &interrupt, &mut |stage, _| match stage {
-            Stage::Host => progress.begin(Stage::Gpu),
-            Stage::Gpu | Stage::Load => progress.begin(Stage::Load),
-        })
-    };
+    let mut facts = watch(options, &interrupt, &mut |_, _| {});
     if arguments.anonymize {
         facts = facts.anonymized()?;
     }
     let text = facts_json(&facts);
-    let path = given(arguments.output.as_deref()).filter(|it| *it != Path::new("-"));
+    let path = arguments
+        .output
+        .as_deref()
+        .filter(|it| *it != Path::new("-"));
     let written = match path {
         None => to_stdout(&text),
         Some(path) => match write_whole(path, text.as_bytes()) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, bail};
 
 use super::report_files::{ReportFiles, write_whole};
-use super::report_options::{ReportOptions, given};
+use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
 use super::terminal::{to_stderr, to_stdout};
 use crate::facts::Facts;
@@ -90,7 +90,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
         ("--html", &options.html),
         ("--metrics", &options.metrics),
     ] {
-        if given(path.as_deref()).is_some() {
+        if path.as_deref().is_some() {
             bail!(
                 "{option} reports on one facts file, and {} is a folder",
                 folder.display()
@@ -108,7 +108,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
         .map(|entry| fleet_line(entry) + "\n")
         .collect();
     lines.push_str(&format!("\n{totals}\n"));
-    match given(options.json.as_deref()) {
+    match options.json.as_deref() {
         Some(path) if path == Path::new("-") => {
             to_stderr(&lines);
             to_stdout(&fleet_json(&entries));

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::report_options::{ReportOptions, given};
+use super::report_options::ReportOptions;
 use super::terminal::{to_stderr, to_stdout};
 use crate::facts::Facts;
 use crate::findings::Run;
@@ -43,7 +43,7 @@ impl ReportFiles {
                 Some(ReportFile {
                     what,
                     render,
-                    path: given(path)?.to_owned(),
+                    path: path?.to_owned(),
                     trouble: None,
                 })
             })

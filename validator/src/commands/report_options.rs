@@ -1,6 +1,6 @@
 //! Options that `run` and `judge` share: the profile, and which reports to write.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::terminal::ColorChoice;
 use crate::findings::Run;
@@ -50,8 +50,7 @@ pub(crate) struct ReportOptions {
 impl ReportOptions {
     /// The profile and its name in reports.
     pub(crate) fn profile(&self) -> anyhow::Result<(Profile, String)> {
-        // An empty GPU_VALIDATOR_PROFILE, as a unit file may leave it, names no profile.
-        match given(self.profile.as_deref()) {
+        match self.profile.as_deref() {
             Some(path) => Ok((crate::profile::load(path)?, path.display().to_string())),
             None => Ok((Profile::default(), Run::BUILT_IN_PROFILE.to_owned())),
         }
@@ -68,9 +67,4 @@ impl ReportOptions {
         self.github
             .unwrap_or_else(|| std::env::var_os("GITHUB_ACTIONS").is_some_and(|it| it == "true"))
     }
-}
-
-/// A path that is not empty.
-pub(crate) fn given(path: Option<&Path>) -> Option<&Path> {
-    path.filter(|path| !path.as_os_str().is_empty())
 }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
@@ -46,24 +47,86 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
     // moment to say that a report cannot be written.
     files.write(&judged(unfinished(&nothing_seen(&options), "start")));
-    let mut facts = {
-        let progress = Progress::start();
-        probe::collect(&options, &interrupt, &mut |stage, facts| match stage {
-            Stage::Host => {
-                progress.begin(Stage::Gpu);
-                files.write(&judged(unfinished(facts, "stage host")));
-            }
-            Stage::Gpu => {
-                progress.begin(Stage::Load);
-                files.write(&judged(unfinished(facts, "stage gpu")));
-            }
-            Stage::Load => {}
-        })
-    };
+    let mut facts = watch(options, &interrupt, &mut |stage, facts| {
+        files.write(&judged(unfinished(facts, &format!("stage {stage}"))));
+    });
     refuse_simulated(&mut facts, arguments.report.forbid_simulated);
     let run = judged(facts);
     files.finish(&run, &arguments.report);
     Ok(run.exit_status())
+}
+
+/// Looks at the machine in the three stages, with a line of progress, and returns what was seen. `after_stage` gets the
+/// facts so far after each stage but the last.
+///
+/// The probes run in a thread of their own and stop by themselves when a signal asks them to. Where one of them is
+/// stuck, the facts up to its stage are what there is.
+pub(crate) fn watch(
+    options: ProbeOptions,
+    interrupt: &Interrupt,
+    after_stage: &mut dyn FnMut(Stage, &Facts),
+) -> Facts {
+    const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(20);
+    /// Probes look for the wish to stop in every wait; killing and reaping their children takes far less.
+    const TIME_TO_STOP: Duration = Duration::from_secs(3);
+
+    let progress = Progress::start();
+    let mut last = nothing_seen(&options);
+    let mut stuck_in = Stage::Host;
+    let seen = probe_in_thread(options, interrupt.clone());
+    let mut asked_at: Option<Instant> = None;
+    loop {
+        match seen.recv_timeout(LOOK_FOR_SIGNALS) {
+            Ok(Seen::Stage(stage, facts)) => {
+                if let Some(next) = stage_after(stage) {
+                    progress.begin(next);
+                    stuck_in = next;
+                    after_stage(stage, &facts);
+                }
+                last = *facts;
+            }
+            Ok(Seen::All(facts)) => return *facts,
+            // The thread ended without facts: it panicked, and said so on standard error.
+            Err(RecvTimeoutError::Disconnected) => {
+                last.interrupted = Some(format!("the probes of stage {stuck_in} panicked"));
+                return last;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(reason) = interrupt.reason() {
+            let asked_at = *asked_at.get_or_insert_with(Instant::now);
+            if asked_at.elapsed() > TIME_TO_STOP {
+                last.interrupted = Some(format!("{reason}, stuck in stage {stuck_in}"));
+                return last;
+            }
+        }
+    }
+}
+
+/// What the probes' thread tells.
+enum Seen {
+    Stage(Stage, Box<Facts>),
+    All(Box<Facts>),
+}
+
+fn probe_in_thread(options: ProbeOptions, interrupt: Interrupt) -> Receiver<Seen> {
+    let (tell, seen) = channel();
+    std::thread::spawn(move || {
+        // Nobody listens any more once the run was given up.
+        let facts = probe::collect(&options, &interrupt, &mut |stage, facts| {
+            let _ = tell.send(Seen::Stage(stage, Box::new(facts.clone())));
+        });
+        let _ = tell.send(Seen::All(Box::new(facts)));
+    });
+    seen
+}
+
+fn stage_after(stage: Stage) -> Option<Stage> {
+    match stage {
+        Stage::Host => Some(Stage::Gpu),
+        Stage::Gpu => Some(Stage::Load),
+        Stage::Load => None,
+    }
 }
 
 /// How the probes look, as level and profile ask.

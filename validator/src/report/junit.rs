@@ -9,7 +9,7 @@ use quick_xml::events::{BytesStart, Event};
 use super::coverage::Coverage;
 use super::faults::documentation_url;
 use super::machine::Machine;
-use super::text::xml;
+use super::text::{one_line, xml};
 use super::verdict;
 use crate::findings::{Counts, Finding, GpuSubject, Run, Subject, Verdict};
 
@@ -57,9 +57,9 @@ fn suites(run: &Run) -> Vec<Suite<'_>> {
 impl Suite<'_> {
     fn written(&self, run: &Run) -> TestSuite {
         let hostname = run.facts.host.hostname.value().map(String::as_str);
-        let mut suite = TestSuite::new(&xml(&suite_name(self.subject, run)));
+        let mut suite = TestSuite::new(&attribute(&suite_name(self.subject, run)));
         suite.package = "gpu-validator".to_owned();
-        suite.hostname = xml(hostname.unwrap_or("unknown"));
+        suite.hostname = attribute(hostname.unwrap_or("unknown"));
         suite.timestamp = timestamp(&run.facts.collected_at);
         let mut names: Vec<&str> = Vec::new();
         for finding in &self.findings {
@@ -102,30 +102,30 @@ fn gpu_suite_name(gpu: &GpuSubject) -> String {
 
 fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
     let text = xml(&details(finding));
-    let message = xml(&finding.summary);
+    let message = attribute(&message(finding));
     let type_ = if finding.busy {
         "busy".to_owned()
     } else {
         finding.verdict.to_string()
     };
-    let mut case = TestCase::success(&xml(name), seconds(finding.time_s));
-    let cause = Some(text.clone());
+    let mut case = TestCase::success(&attribute(name), seconds(finding.time_s));
+    let body = Some(text.clone());
     case.result = match finding.verdict {
         Verdict::Pass | Verdict::Warn => TestResult::Success,
         Verdict::Fail => TestResult::Failure {
             type_,
             message,
-            cause,
+            cause: body,
         },
         Verdict::Error => TestResult::Error {
             type_,
             message,
-            cause,
+            cause: body,
         },
         Verdict::Skip => TestResult::SkippedWithCause {
             type_,
             message,
-            cause,
+            cause: body,
         },
     };
     if case.is_success() {
@@ -133,9 +133,24 @@ fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
         let prefix = if warning { "warning: " } else { "" };
         case.set_system_out(&format!("{prefix}{text}"));
     }
-    case.set_classname(&xml(&class_name(&finding.subject)));
-    case.set_filepath(&xml(&file(finding, run)));
+    case.set_classname(&attribute(&class_name(&finding.subject)));
+    case.set_filepath(&attribute(&file(finding, run)));
     case
+}
+
+/// Readers print attributes as they are: a line break in one could begin a command to the service that shows the log.
+fn attribute(text: &str) -> String {
+    xml(&one_line(text))
+}
+
+/// What is wrong, and on which GPU: readers that annotate show no more than this.
+fn message(finding: &Finding) -> String {
+    match &finding.subject {
+        Subject::Gpu(gpu) if matches!(finding.verdict, Verdict::Fail | Verdict::Error) => {
+            format!("{gpu}: {}", finding.summary)
+        }
+        _ => finding.summary.clone(),
+    }
 }
 
 /// Unique for each GPU: readers that compare runs take class and name for the test's identity.
@@ -165,8 +180,13 @@ fn file(finding: &Finding, run: &Run) -> String {
 
 /// Everything that the finding says, one fact a line.
 fn details(finding: &Finding) -> String {
+    let subject = match &finding.subject {
+        Subject::Gpu(gpu) if finding.verdict != Verdict::Pass => Some(gpu.to_string()),
+        _ => None,
+    };
     let parts = [
         ("", Some(finding.summary.as_str())),
+        ("on: ", subject.as_deref()),
         ("expected: ", finding.expected.as_deref()),
         ("observed: ", finding.observed.as_deref()),
         ("override: ", finding.overridden.as_deref()),
@@ -179,7 +199,7 @@ fn details(finding: &Finding) -> String {
     ];
     let lines: Vec<String> = parts
         .iter()
-        .filter_map(|(what, value)| value.map(|value| format!("{what}{value}")))
+        .filter_map(|(what, value)| value.map(|value| format!("{what}{}", one_line(value))))
         .collect();
     lines.join("\n")
 }
@@ -190,9 +210,11 @@ fn machine_text(run: &Run) -> String {
     for (what, value) in Machine::of(&run.facts).lines() {
         lines.push(format!("{what}: {value}"));
     }
-    lines.push(format!("profile: {}, level {}", run.profile, run.level));
+    let profile = one_line(&run.profile);
+    lines.push(format!("profile: {profile}, level {}", run.level));
     for gpu in &run.facts.gpus {
-        lines.push(format!("GPU: {}", gpu_suite_name(&GpuSubject::of(gpu))));
+        let name = gpu_suite_name(&GpuSubject::of(gpu));
+        lines.push(format!("GPU: {}", one_line(&name)));
     }
     let coverage = Coverage::of(run);
     lines.push(format!("coverage: {}", coverage.sentence()));
@@ -200,7 +222,7 @@ fn machine_text(run: &Run) -> String {
         lines.push(format!(
             "{}: {}: {}",
             group.verdict,
-            group.reason,
+            one_line(&group.reason),
             group.names(run)
         ));
     }

@@ -31,6 +31,7 @@ pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim().chars() {
         match character {
+            '\n' | '\r' | '\t' if line.ends_with(' ') => {}
             '\n' | '\r' | '\t' => line.push(' '),
             // Marks that turn the direction of writing make a line read as something else than it says.
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' => {
@@ -98,7 +99,7 @@ pub(crate) fn counted(count: usize, thing: &str) -> String {
 pub(crate) fn wrapped(text: &str, indent: &str, width: usize) -> String {
     let mut lines = String::new();
     let mut column = 0;
-    for word in text.split(' ') {
+    for word in text.split_whitespace() {
         let length = word.chars().count();
         let too_long = column + 1 + length > width;
         if column == 0 || (too_long && !word.starts_with("::")) {
