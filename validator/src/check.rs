@@ -373,8 +373,10 @@ mod tests {
         }
         for entry in ALL {
             let verdicts = seen.remove(entry.check.id).unwrap_or_default();
+            // An interrupted run is not wrong, it was not finished: that one check can only say so.
+            let cannot_fail = entry.check.id == "run_complete" && verdicts.contains("error");
             assert!(
-                verdicts.contains("fail") || verdicts.contains("warn"),
+                verdicts.contains("fail") || verdicts.contains("warn") || cannot_fail,
                 "no test sees {} fail or warn, only {verdicts:?}",
                 entry.check.id
             );
