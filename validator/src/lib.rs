@@ -21,6 +21,7 @@ pub mod facts;
 pub mod findings;
 pub mod kernel_log;
 pub mod level;
+mod load;
 #[deny(clippy::disallowed_methods)]
 mod machine;
 mod nearest_name;
