@@ -70,10 +70,15 @@ fn explain(id: &str) -> anyhow::Result<String> {
 /// The id that `id` most likely means.
 fn nearest(id: &str) -> Option<&'static str> {
     /// Below this similarity a suggestion misleads more than it helps.
-    const SIMILAR: f64 = 0.7;
+    const SIMILAR: f64 = 0.5;
     let id = id.to_lowercase().replace('-', "_");
     ALL.iter()
-        .map(|it| (strsim::jaro_winkler(&id, it.check.id), it.check.id))
+        .map(|it| {
+            (
+                strsim::normalized_damerau_levenshtein(&id, it.check.id),
+                it.check.id,
+            )
+        })
         .filter(|(similarity, _)| *similarity >= SIMILAR)
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .map(|(_, id)| id)
