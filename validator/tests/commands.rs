@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use validator::facts::{FACTS_FORMAT, Facts, GpuFacts, Reading};
+use validator::facts::{FACTS_FORMAT, Facts, GpuFacts, NvmlFacts, Reading};
 use validator::level::Level;
 
 fn validator() -> Command {
@@ -49,6 +49,10 @@ fn facts(persistence_mode: bool) -> Facts {
             persistence_mode: Reading::Value(persistence_mode),
             ..GpuFacts::default()
         }],
+        nvml: NvmlFacts {
+            initialized: Reading::Value(true),
+            ..NvmlFacts::default()
+        },
         ..Facts::default()
     }
 }

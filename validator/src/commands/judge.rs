@@ -76,7 +76,7 @@ impl Judge {
     }
 }
 
-fn read_facts(path: &Path) -> anyhow::Result<Facts> {
+pub(crate) fn read_facts(path: &Path) -> anyhow::Result<Facts> {
     let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Facts::from_json(&text).with_context(|| format!("{}", path.display()))
 }

@@ -58,11 +58,27 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 
 /// Looks at the machine in the three stages, with a line of progress, and returns what was seen. `after_stage` gets the
 /// facts so far after each stage but the last.
-///
-/// The probes run in a thread of their own and stop by themselves when a signal asks them to. Where one of them is
-/// stuck, the facts up to its stage are what there is.
 pub(crate) fn watch(
     options: ProbeOptions,
+    interrupt: &Interrupt,
+    after_stage: &mut dyn FnMut(Stage, &Facts),
+) -> Facts {
+    let progress = Progress::start();
+    let nothing = nothing_seen(&options);
+    let seen = probe_in_thread(options, interrupt.clone());
+    follow(&seen, nothing, interrupt, &mut |stage, facts| {
+        if let Some(next) = stage_after(stage) {
+            progress.begin(next);
+            after_stage(stage, facts);
+        }
+    })
+}
+
+/// Waits for the probes, which stop by themselves when a signal asks them to. Where one of them is stuck, the facts up
+/// to its stage are what there is.
+fn follow(
+    seen: &Receiver<Seen>,
+    nothing: Facts,
     interrupt: &Interrupt,
     after_stage: &mut dyn FnMut(Stage, &Facts),
 ) -> Facts {
@@ -70,25 +86,20 @@ pub(crate) fn watch(
     /// Probes look for the wish to stop in every wait; killing and reaping their children takes far less.
     const TIME_TO_STOP: Duration = Duration::from_secs(3);
 
-    let progress = Progress::start();
-    let mut last = nothing_seen(&options);
-    let mut stuck_in = Stage::Host;
-    let seen = probe_in_thread(options, interrupt.clone());
+    let mut last = nothing;
+    let mut running = Stage::Host;
     let mut asked_at: Option<Instant> = None;
     loop {
         match seen.recv_timeout(LOOK_FOR_SIGNALS) {
             Ok(Seen::Stage(stage, facts)) => {
-                if let Some(next) = stage_after(stage) {
-                    progress.begin(next);
-                    stuck_in = next;
-                    after_stage(stage, &facts);
-                }
+                running = stage_after(stage).unwrap_or(stage);
+                after_stage(stage, &facts);
                 last = *facts;
             }
             Ok(Seen::All(facts)) => return *facts,
             // The thread ended without facts: it panicked, and said so on standard error.
             Err(RecvTimeoutError::Disconnected) => {
-                last.interrupted = Some(format!("the probes of stage {stuck_in} panicked"));
+                last.interrupted = Some(format!("the probes of stage {running} panicked"));
                 return last;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -96,7 +107,7 @@ pub(crate) fn watch(
         if let Some(reason) = interrupt.reason() {
             let asked_at = *asked_at.get_or_insert_with(Instant::now);
             if asked_at.elapsed() > TIME_TO_STOP {
-                last.interrupted = Some(format!("{reason}, stuck in stage {stuck_in}"));
+                last.interrupted = Some(format!("{reason}, while stage {running} was stuck"));
                 return last;
             }
         }
@@ -199,5 +210,81 @@ pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
         facts.interrupted = Some(
             "simulated driver libraries answered, which --forbid-simulated refuses".to_owned(),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::{Seen, follow, nothing_seen, refuse_simulated};
+    use crate::facts::Facts;
+    use crate::level::Stage;
+    use crate::probe::{Interrupt, ProbeOptions};
+    use crate::test_machine::healthy_node;
+
+    fn nothing() -> Facts {
+        nothing_seen(&ProbeOptions::default())
+    }
+
+    #[test]
+    fn stages_are_told_in_their_order_and_the_last_facts_are_returned() {
+        let (tell, seen) = channel();
+        for stage in [Stage::Host, Stage::Gpu, Stage::Load] {
+            tell.send(Seen::Stage(stage, Box::new(nothing())))
+                .expect("received");
+        }
+        tell.send(Seen::All(Box::new(healthy_node())))
+            .expect("received");
+        let mut stages = Vec::new();
+        let facts = follow(&seen, nothing(), &Interrupt::default(), &mut |stage, _| {
+            stages.push(stage)
+        });
+        assert_eq!(stages, [Stage::Host, Stage::Gpu, Stage::Load]);
+        assert_eq!(facts, healthy_node());
+    }
+
+    #[test]
+    fn a_probe_that_is_stuck_is_left_behind_once_a_signal_came() {
+        let (tell, seen) = channel();
+        tell.send(Seen::Stage(Stage::Host, Box::new(healthy_node())))
+            .expect("received");
+        let interrupt = Interrupt::default();
+        interrupt.request(15);
+        let facts = follow(&seen, nothing(), &interrupt, &mut |_, _| {});
+        assert_eq!(
+            facts.interrupted.as_deref(),
+            Some("signal 15 (SIGTERM), while stage gpu was stuck")
+        );
+        assert_eq!(
+            facts.gpus.len(),
+            8,
+            "the facts of the stage before are kept"
+        );
+    }
+
+    #[test]
+    fn probes_that_panic_leave_the_facts_before() {
+        let (tell, seen) = channel();
+        tell.send(Seen::Stage(Stage::Gpu, Box::new(healthy_node())))
+            .expect("received");
+        drop(tell);
+        let facts = follow(&seen, nothing(), &Interrupt::default(), &mut |_, _| {});
+        assert_eq!(
+            facts.interrupted.as_deref(),
+            Some("the probes of stage load panicked")
+        );
+    }
+
+    #[test]
+    fn only_simulated_facts_are_refused() {
+        let mut facts = healthy_node();
+        refuse_simulated(&mut facts, true);
+        assert_eq!(facts.interrupted, None);
+        facts.simulated = Some("one healthy H200".to_owned());
+        refuse_simulated(&mut facts, false);
+        assert_eq!(facts.interrupted, None);
+        refuse_simulated(&mut facts, true);
+        assert!(facts.interrupted.is_some());
     }
 }

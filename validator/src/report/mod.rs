@@ -29,3 +29,4 @@ pub use json::{REPORT_FORMAT, Report, json};
 pub use junit::junit;
 pub use markdown::markdown;
 pub use metrics::metrics;
+pub use verdict::sentence as verdict_sentence;

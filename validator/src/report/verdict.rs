@@ -26,7 +26,7 @@ pub(crate) fn key(status: ExitStatus) -> &'static str {
 }
 
 /// What the verdict means, as the end of a sentence that [`word`] begins.
-pub(crate) fn sentence(run: &Run) -> String {
+pub fn sentence(run: &Run) -> String {
     let counts = run.counts();
     let named = |verdict| named_checks(&run.findings, verdict);
     match run.exit_status() {
