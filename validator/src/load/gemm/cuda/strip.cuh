@@ -1,0 +1,124 @@
+// What every kernel file shares: the report that verification fills and the checksum of one strip of a result.
+// KERNELS.md describes both for the host.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+
+// A strip is 8 rows of 256 consecutive 32-bit words: small enough to localise, large enough that its sum costs nothing.
+constexpr u32 STRIP_ROWS = 8;
+constexpr u32 STRIP_WORDS = 256;
+
+// How the words of a result are read when NaN and infinity are looked for.
+constexpr u32 KIND_INTEGER = 0;
+constexpr u32 KIND_F32 = 1;
+constexpr u32 KIND_F64 = 2;
+
+struct Record {
+    u32 row;
+    u32 column;
+    u32 sweep;
+    u32 sm;
+    u64 expected;
+    u64 got;
+};
+
+struct Report {
+    u64 checked;     // strips or elements that were read and judged
+    u64 mismatches;  // of these, how many differ
+    u64 nonfinite;   // 32-bit or 64-bit elements that are NaN or infinite
+    u32 recorded;    // records asked for until the list was full: at least `capacity` then
+    u32 capacity;    // set by the host
+    // `capacity` records follow.
+    __device__ __forceinline__ Record* records() { return reinterpret_cast<Record*>(this + 1); }
+};
+
+__device__ __forceinline__ u32 own_sm() {
+    u32 sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    return sm;
+}
+
+__device__ __forceinline__ void add_record(Report* report, u32 row, u32 column, u32 sweep, u32 sm, u64 expected,
+                                           u64 got) {
+    // Enough is known once the list is full; a result that is wrong everywhere must not queue at this counter.
+    if (*const_cast<volatile u32*>(&report->recorded) >= report->capacity) {
+        return;
+    }
+    const u32 slot = atomicAdd(&report->recorded, 1u);
+    if (slot < report->capacity) {
+        report->records()[slot] = Record{row, column, sweep, sm, expected, got};
+    }
+}
+
+// An odd 32-bit weight for the word at `place` (0..2047) of its strip. Odd times a difference below 2^32 is never zero
+// modulo 2^64, so one wrong word always changes the sum; hashing keeps regular patterns of wrong words from cancelling.
+__device__ __forceinline__ u32 strip_weight(u32 place) {
+    u32 weight = (place + 1u) * 0x9E3779B9u;
+    weight ^= weight >> 15;
+    weight *= 0x2C1B3C6Du;
+    weight ^= weight >> 12;
+    return weight | 1u;
+}
+
+// 16 bytes from memory: past L1, and the first to leave L2, so that the next reader meets the memory and not a copy.
+__device__ __forceinline__ uint4 load_result(const void* address) {
+    uint4 value;
+    asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
+
+// Two neighbouring words of a result: written through to memory before anything that will be used again.
+__device__ __forceinline__ void store_pair(float* address, float first, float second) {
+    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(address), "f"(first), "f"(second) : "memory");
+}
+
+__device__ __forceinline__ void store_pair(double* address, double first, double second) {
+    asm volatile("st.global.cs.v2.f64 [%0], {%1, %2};" ::"l"(address), "d"(first), "d"(second) : "memory");
+}
+
+__device__ __forceinline__ void store_pair(int* address, int first, int second) {
+    asm volatile("st.global.cs.v2.s32 [%0], {%1, %2};" ::"l"(address), "r"(first), "r"(second) : "memory");
+}
+
+__device__ __forceinline__ u32 count_nonfinite(u32 word, u32 place, u32 kind) {
+    if (kind == KIND_F32) {
+        return (word & 0x7F800000u) == 0x7F800000u;
+    }
+    return kind == KIND_F64 && (place & 1u) != 0u && (word & 0x7FF00000u) == 0x7FF00000u;
+}
+
+// One warp sums one strip: sum over its words of word * strip_weight(place) modulo 2^64. Every lane gets the sum.
+// Lane l reads words 4 l + 128 h .. + 3 of each row, h = 0 and 1.
+__device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words, u32 kind, u32 lane, u32& nonfinite) {
+    u64 sum = 0;
+    u32 bad = 0;
+#pragma unroll 1
+    for (u32 row = 0; row < STRIP_ROWS; row += 2) {
+        uint4 part[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            part[i] = load_result(strip + u64(row + i / 2) * pitch_words + lane * 4 + (i % 2) * 128);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 place = (row + i / 2) * STRIP_WORDS + (i % 2) * 128 + lane * 4;
+            const u32 words[4] = {part[i].x, part[i].y, part[i].z, part[i].w};
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                sum += u64(words[j]) * strip_weight(place + j);
+                bad += count_nonfinite(words[j], place + j, kind);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 offset = 16; offset != 0; offset /= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+    }
+    nonfinite += bad;
+    return sum;
+}
