@@ -42,28 +42,20 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done; \n"
         "again: \n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1; \n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; \n"
         "@done bra passed; \n"
         "bra again; \n"
         "passed: }" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-__device__ __forceinline__ void barrier_wait_cluster(u32 barrier, u32 parity) {
-    asm volatile(
-        "{ .reg .pred done; \n"
-        "again: \n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; \n"
-        "@done bra passed; \n"
-        "bra again; \n"
-        "passed: }" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// Tells block `rank` of the cluster that this warpgroup no longer reads the stage behind `barrier`.
+// Tells block `rank` of the cluster that this warpgroup no longer reads the stage behind `barrier`. Without
+// `.release.cluster`: wgmma has read the stage when its group is waited for, no store of ours has to be seen first, and
+// that qualifier would put a fence of the whole GPU into every step.
 __device__ __forceinline__ void barrier_arrive_cluster(u32 barrier, u32 rank) {
     asm volatile(
         "{ .reg .b32 remote; \n"
         "mapa.shared::cluster.u32 remote, %0, %1; \n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(rank) : "memory");
 }
 
 __device__ __forceinline__ void copy_tile(u32 destination, const TensorMap* map, u32 barrier, u32 k_byte, u32 row) {
@@ -172,7 +164,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map_a, const TensorMap& ma
                     for (u32 step_k = 0; step_k < k_steps; ++step_k) {
                         const u32 stage_full = full + 8 * ring.stage;
                         const u32 stage_tiles = tiles + ring.stage * STAGE_BYTES;
-                        barrier_wait_cluster(empty + 8 * ring.stage, ring.parity ^ 1u);
+                        barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1u);
                         barrier_expect(stage_full, STAGE_BYTES);
                         copy_tile(stage_tiles, &map_a, stage_full, step_k * BLOCK_K_BYTES, row_a);
                         copy_tile_to_cluster(stage_tiles + A_BYTES + rank * (B_BYTES / CLUSTER), &map_b, stage_full,

@@ -11,6 +11,7 @@ constexpr u32 TILE_N = 256;
 constexpr u32 TILE_N_F64 = 128;
 constexpr u32 BLOCK_K_BYTES = 64;
 constexpr u32 STAGES = 4;
+constexpr u32 STAGES_F64 = 6;
 constexpr u32 THREADS = 256;
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void copy_rows(u32 destination, const u8* operand, u6
     }
 }
 
-template <u32 COLUMNS>
+template <u32 COLUMNS, u32 STAGES>
 struct Operands {
     static constexpr u32 A_BYTES = TILE_M * BLOCK_K_BYTES;
     static constexpr u32 STAGE_BYTES = A_BYTES + COLUMNS * BLOCK_K_BYTES;
@@ -78,14 +79,16 @@ struct Operands {
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    __device__ __forceinline__ void await_oldest() const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    // Waits until at most `PENDING` of the steps whose copies were started are still under way, in every thread.
+    template <u32 PENDING>
+    __device__ __forceinline__ void await() const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
         __syncthreads();
     }
 };
 
-template <u32 COLUMNS>
-__device__ __forceinline__ Operands<COLUMNS> begin(const u8* a, const u8* b, u32 m, u32 n, u32 k_bytes, u32* tile_sm) {
+template <u32 COLUMNS, u32 STAGES>
+__device__ __forceinline__ Operands<COLUMNS, STAGES> begin(const u8* a, const u8* b, u32 m, u32 n, u32 k_bytes, u32* tile_sm) {
     extern __shared__ __align__(128) u8 dynamic_shared[];
     const Walk<8> walk = {m / TILE_M, n / COLUMNS};
     u32 tile_row, tile_column;
@@ -93,50 +96,64 @@ __device__ __forceinline__ Operands<COLUMNS> begin(const u8* a, const u8* b, u32
     if (tile_sm != nullptr && threadIdx.x == 0) {
         tile_sm[tile_row * walk.columns + tile_column] = own_sm();
     }
-    Operands<COLUMNS> operands = {a, b, tile_row * TILE_M, tile_column * COLUMNS, k_bytes, shared_address(dynamic_shared)};
-    for (u32 step = 0; step < STAGES - 1; ++step) {
-        operands.fetch(step);
-    }
-    return operands;
+    return {a, b, tile_row * TILE_M, tile_column * COLUMNS, k_bytes, shared_address(dynamic_shared)};
 }
 
-// Eight warps as 2 x 4, 64 x 64 each.
+// What one warp multiplies in 32 bytes of K: four 16-row pieces of A, four 16-column pieces of B.
+struct Fragments {
+    u32 a[4][4];
+    u32 b[4][4];
+
+    __device__ __forceinline__ void load(u32 tile_a, u32 tile_b, u32 warp_row, u32 warp_column, u32 lane, u32 half) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            load_matrices(a[i], tile_a + tile_offset(warp_row + i * 16 + lane % 16, half * 2 + lane / 16));
+            load_matrices(b[i], tile_b + tile_offset(warp_column + i * 16 + lane % 8 + lane / 16 * 8,
+                                                     half * 2 + lane / 8 % 2));
+        }
+    }
+};
+
+template <class Mma>
+__device__ __forceinline__ void multiply(typename Mma::Accumulator (&d)[4][8][4], const Fragments& fragments) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) {
+            Mma::multiply(d[i][j], fragments.a[i], fragments.b[j / 2][j % 2 * 2], fragments.b[j / 2][j % 2 * 2 + 1]);
+        }
+    }
+}
+
+// Eight warps as 2 x 4, 64 x 64 each. A step is 64 bytes of K in two halves; while one half is multiplied, the fragments
+// of the next are on their way from shared memory.
 template <class Mma>
 __device__ __forceinline__ void gemm(const u8* a, const u8* b, typename Mma::Accumulator* result, u32 m, u32 n,
                                      u32 k_bytes, u32* tile_sm) {
     typedef typename Mma::Accumulator Accumulator;
-    const Operands<TILE_N> operands = begin<TILE_N>(a, b, m, n, k_bytes, tile_sm);
+    const auto operands = begin<TILE_N, STAGES>(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
     const u32 warp_row = (threadIdx.x / 32 / 4) * 64;
     const u32 warp_column = (threadIdx.x / 32 % 4) * 64;
     Accumulator d[4][8][4] = {};
+    Fragments first;
+    Fragments second;
 
+    for (u32 step = 0; step < STAGES - 1; ++step) {
+        operands.fetch(step);
+    }
+    operands.template await<STAGES - 2>();
+    first.load(operands.stage(0), operands.stage(0) + operands.A_BYTES, warp_row, warp_column, lane, 0);
     for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; ++step) {
-        operands.await_oldest();
+        const u32 now = operands.stage(step);
+        const u32 next = operands.stage(step + 1);
+        second.load(now, now + operands.A_BYTES, warp_row, warp_column, lane, 1);
         operands.fetch(step + STAGES - 1);
-        const u32 tile_a = operands.stage(step);
-        const u32 tile_b = tile_a + operands.A_BYTES;
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            u32 fragment_a[4][4];
-            u32 fragment_b[4][4];
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                load_matrices(fragment_a[i], tile_a + tile_offset(warp_row + i * 16 + lane % 16, half * 2 + lane / 16));
-            }
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                load_matrices(fragment_b[j], tile_b + tile_offset(warp_column + j * 16 + lane % 8 + lane / 16 * 8,
-                                                                  half * 2 + lane / 8 % 2));
-            }
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-#pragma unroll
-                for (u32 j = 0; j < 8; ++j) {
-                    Mma::multiply(d[i][j], fragment_a[i], fragment_b[j / 2][j % 2 * 2], fragment_b[j / 2][j % 2 * 2 + 1]);
-                }
-            }
-        }
+        multiply<Mma>(d, first);
+        operands.template await<STAGES - 2>();
+        // Past the last step this reads a stage that was fetched before, and nothing uses it.
+        first.load(next, next + operands.A_BYTES, warp_row, warp_column, lane, 0);
+        multiply<Mma>(d, second);
     }
 
 #pragma unroll
@@ -157,17 +174,19 @@ __device__ __forceinline__ double load_double(u32 tile, u32 row, u32 k) {
     return value;
 }
 
-// One 16 x 8 block of FP64 accumulators and 8 of K: on Hopper one instruction, before it four of 8 x 8 x 4.
-// a[0], a[1]: rows g and g + 8 at k = t; a[2], a[3]: the same at k = t + 4; b[0], b[1]: k = t and t + 4.
-__device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
+// One 16 x 8 block of FP64 accumulators and 16 of K: on Hopper one instruction, before it eight of 8 x 8 x 4.
+// a[2 k], a[2 k + 1]: rows g and g + 8 at K = t + 4 k; b[k]: K = t + 4 k, for lane 4 g + t.
+__device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, "
+        "{%12,%13,%14,%15}, {%0,%1,%2,%3};"
         : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]),
+          "d"(b[2]), "d"(b[3]));
 #else
 #pragma unroll
-    for (u32 k = 0; k < 2; ++k) {
+    for (u32 k = 0; k < 4; ++k) {
 #pragma unroll
         for (u32 row = 0; row < 2; ++row) {
             asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
@@ -178,42 +197,42 @@ __device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[4
 #endif
 }
 
-// Eight warps as 2 x 4, 64 x 32 each.
+// Eight warps as 2 x 4, 64 x 32 each; two steps, 16 of K, at a time.
 __device__ __forceinline__ void gemm_f64(const u8* a, const u8* b, double* result, u32 m, u32 n, u32 k_bytes,
                                          u32* tile_sm) {
-    const Operands<TILE_N_F64> operands = begin<TILE_N_F64>(a, b, m, n, k_bytes, tile_sm);
+    const auto operands = begin<TILE_N_F64, STAGES_F64>(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
     const u32 warp_row = (threadIdx.x / 32 / 4) * 64;
     const u32 warp_column = (threadIdx.x / 32 % 4) * 32;
     double d[4][4][4] = {};
 
-    for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; ++step) {
-        operands.await_oldest();
-        operands.fetch(step + STAGES - 1);
-        const u32 tile_a = operands.stage(step);
-        const u32 tile_b = tile_a + operands.A_BYTES;
-        double fragment_a[4][4];
-        double fragment_b[4][2];
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-#pragma unroll
-            for (u32 part = 0; part < 4; ++part) {
-                fragment_a[i][part] =
-                    load_double(tile_a, warp_row + i * 16 + part % 2 * 8 + lane / 4, lane % 4 + part / 2 * 4);
-            }
-        }
+    for (u32 step = 0; step < STAGES_F64 - 2; ++step) {
+        operands.fetch(step);
+    }
+    for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; step += 2) {
+        operands.template await<STAGES_F64 - 4>();
+        operands.fetch(step + STAGES_F64 - 2);
+        operands.fetch(step + STAGES_F64 - 1);
+        double fragment_b[4][4];
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
 #pragma unroll
-            for (u32 part = 0; part < 2; ++part) {
-                fragment_b[j][part] = load_double(tile_b, warp_column + j * 8 + lane / 4, lane % 4 + part * 4);
+            for (u32 k = 0; k < 4; ++k) {
+                fragment_b[j][k] = load_double(operands.stage(step + k / 2) + operands.A_BYTES,
+                                               warp_column + j * 8 + lane / 4, lane % 4 + k % 2 * 4);
             }
         }
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
+            double fragment_a[8];
+#pragma unroll
+            for (u32 part = 0; part < 8; ++part) {
+                fragment_a[part] = load_double(operands.stage(step + part / 4),
+                                               warp_row + i * 16 + part % 2 * 8 + lane / 4, lane % 4 + part / 2 % 2 * 4);
+            }
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                multiply_f64(d[i][j], fragment_a[i], fragment_b[j]);
+                multiply_f64(d[i][j], fragment_a, fragment_b[j]);
             }
         }
     }
