@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks every kernel against independent references on a real GPU, then times it against cuBLASLt through PyTorch.
 
-    bench.py KERNELS [check] [time] [sustained] [variants]
+    bench.py KERNELS [check] [jit] [vectors] [small] [time] [variants] [sustained]
 
 KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. Needs PyTorch, NumPy and nvidia-ml-py.
 Every failed check prints a line that starts with FAIL and makes the exit code 1.
@@ -215,14 +215,17 @@ def expected_operand(kind, mode, seed, count):
 
 def expected_strip(words):
     """Checksum of 8 x 256 words."""
-    place = np.arange(2048, dtype=np.uint64)
+    column = np.arange(256, dtype=np.uint64)
     mask = np.uint64(0xFFFFFFFF)
-    w = ((place + np.uint64(1)) * np.uint64(0x9E3779B9)) & mask
+    w = ((column + np.uint64(1)) * np.uint64(0x9E3779B9)) & mask
     w ^= w >> np.uint64(15)
     w = (w * np.uint64(0x2C1B3C6D)) & mask
     w ^= w >> np.uint64(12)
     w |= np.uint64(1)
-    return int((words.reshape(-1).astype(np.uint64) * w).sum(dtype=np.uint64))
+    total = 0
+    for row in words:
+        total = (total * 0x9E3779B97F4A7C15 + int((row.astype(np.uint64) * w).sum(dtype=np.uint64))) % 2 ** 64
+    return total
 
 
 def check_basic(kernels):
@@ -242,6 +245,21 @@ def check_basic(kernels):
     got = kernels.generate(F64, 64, 1024, 5, SIGN).cpu().numpy().reshape(-1)
     if not np.array_equal(got, expected_operand(F64, SIGN, 5, 65536)):
         fail("generator f64 signs")
+
+
+def print_vectors(kernels):
+    """What the tests of the Rust reference compare with."""
+    for name, kind in NAMES.items():
+        for mode in (EXACT, RANDOM):
+            bits = kernels.generate(kind, 1, 1024, 0x1234567890ABCDEF, mode).view(torch.uint8).cpu().numpy()
+            values = bits.view(f"<u{BYTES[kind]}")
+            print(f"vector {name} {mode}", ", ".join(f"{int(v):#x}" for v in values[:6]), f"{int(values[1023]):#x}")
+    print("vector signs", [f"{int(v):#x}" for v in
+                           kernels.generate(F64, 1, 64, 0x1234567890ABCDEF, SIGN).cpu().numpy().view("<u8")[0][:6]])
+    strip = kernels.generate(F32, 8, 256, 77, RANDOM)
+    sums = torch.zeros(1, dtype=torch.int64, device="cuda")
+    kernels.verify_strips(strip, KIND_F32, sums, nonfinite=torch.zeros(1, dtype=torch.int64, device="cuda"))
+    print(f"vector strip {int(sums[0]) & (2 ** 64 - 1):#x}")
 
 
 FAMILIES = [("sm90a", n) for n in ("bf16", "f16", "tf32", "e4m3", "s8")] + \
@@ -374,6 +392,11 @@ def check_verification(kernels):
             kernels.verify_strips(c, result_kind(name), sums, report)
             if report.read()[2] != 2:
                 fail(f"{name}: non-finite elements not counted: {report.read()[:3]}")
+            if family == "sm90a":
+                report.clear()
+                kernels.gemm(family, name, a, b, other, None, c, sums, report, 0)
+                if report.read()[1] != 2:
+                    fail(f"{name}: non-finite elements passed beside a product: {report.read()[:3]}")
         print(f"verification {name}: 1000 flips, {missed} missed", flush=True)
 
 
@@ -457,13 +480,14 @@ def torch_product(name, a, b):
     return lambda: torch.mm(a, b.t())
 
 
-def time_all(kernels, seconds, size, sampler, only=None, modules=(None,), verified=(True,), results=3, only_families=None):
+def time_all(kernels, seconds, size, sampler, only=None, modules=(None,), verified=(True,), results=3, only_families=None, k=None):
+    k = k or size
     print(f"{'what':32} {'median':>8} {'2nd half':>8} TFLOP/s {'power':>6} W {'clock':>5} MHz {'temp':>4}")
     names = ["bf16", "f16", "tf32", "e4m3", "s8", "f64", "f32"]
     for name in only or names:
         kind = NAMES[name]
-        a, b = kernels.generate(kind, size, size, 21, RANDOM), kernels.generate(kind, size, size, 22, RANDOM)
-        flop = 2.0 * size ** 3
+        a, b = kernels.generate(kind, size, k, 21, RANDOM), kernels.generate(kind, size, k, 22, RANDOM)
+        flop = 2.0 * size ** 2 * k
 
         def line(what, run):
             torch.cuda.synchronize()
@@ -529,6 +553,12 @@ def main():
                 print(f"load {os.path.basename(path)}: {(time.time() - begin) * 1000:.2f} ms")
             except RuntimeError as error:
                 print(f"load {os.path.basename(path)}: {error}")
+    if "vectors" in what:
+        print_vectors(kernels)
+    if "small" in what:  # for compute-sanitizer
+        check_basic(kernels)
+        check_gemm(kernels, SHAPES[:2])
+        check_sequential(kernels)
     sampler = Sampler()
     sampler.start()
     if "time" in what:
@@ -537,7 +567,10 @@ def main():
         modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
         time_all(kernels, 3, 8192, sampler, ["bf16"], modules, (True, False), only_families=("sm90a",))
     if "sustained" in what:
-        time_all(kernels, 10, 8192, sampler, ["bf16", "e4m3"], verified=(True, False), only_families=("sm90a",))
+        time_all(kernels, 10, 8192, sampler, ["bf16"], verified=(True, False), only_families=("sm90a",))
+        for k in (16384, 32768):
+            print(f"8192 x 8192 x {k}")
+            time_all(kernels, 4, 8192, sampler, ["bf16", "e4m3"], verified=(True, False), only_families=("sm90a",), k=k)
     print(f"{len(FAILURES)} failures")
     sys.exit(1 if FAILURES else 0)
 

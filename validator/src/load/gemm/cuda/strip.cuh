@@ -28,7 +28,7 @@ struct Record {
 struct Report {
     u64 checked;     // strips or elements that were read and judged
     u64 mismatches;  // of these, how many differ
-    u64 nonfinite;   // 32-bit or 64-bit elements that are NaN or infinite
+    u64 nonfinite;   // elements that are NaN or infinite, where the kernel counts them
     u32 recorded;    // records asked for until the list was full: at least `capacity` then
     u32 capacity;    // set by the host
     // `capacity` records follow.
@@ -53,15 +53,30 @@ __device__ __forceinline__ void add_record(Report* report, u32 row, u32 column, 
     }
 }
 
-// An odd 32-bit weight for the word at `place` (0..2047) of its strip. Odd times a difference below 2^32 is never zero
-// modulo 2^64, so one wrong word always changes the sum; hashing keeps regular patterns of wrong words from cancelling.
-__device__ __forceinline__ u32 strip_weight(u32 place) {
-    u32 weight = (place + 1u) * 0x9E3779B9u;
+// The checksum of a strip is the sum over its words of word * weight(column) * ROW_FACTOR^(7 - row) modulo 2^64, column
+// 0..255 and row 0..7 within the strip. Weights are odd and below 2^32, so one wrong word, whose difference is below 2^32
+// too, always changes the sum; they are hashed so that regular patterns of wrong words do not cancel.
+constexpr u64 ROW_FACTOR = 0x9E3779B97F4A7C15ull;
+
+__device__ __forceinline__ u32 strip_weight(u32 column) {
+    u32 weight = (column + 1u) * 0x9E3779B9u;
     weight ^= weight >> 15;
     weight *= 0x2C1B3C6Du;
     weight ^= weight >> 12;
     return weight | 1u;
 }
+
+// The eight weights of a lane, which reads words 4 lane .. + 3 and 128 + 4 lane .. + 3 of each row.
+struct StripWeights {
+    u32 weight[8];
+
+    __device__ __forceinline__ explicit StripWeights(u32 lane) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            weight[i] = strip_weight(i / 4 * 128 + lane * 4 + i % 4);
+        }
+    }
+};
 
 // 16 bytes from memory: past L1, and the first to leave L2, so that the next reader meets the memory and not a copy.
 __device__ __forceinline__ uint4 load_result(const void* address) {
@@ -85,33 +100,37 @@ __device__ __forceinline__ void store_pair(int* address, int first, int second) 
     asm volatile("st.global.cs.v2.s32 [%0], {%1, %2};" ::"l"(address), "r"(first), "r"(second) : "memory");
 }
 
-__device__ __forceinline__ u32 count_nonfinite(u32 word, u32 place, u32 kind) {
+__device__ __forceinline__ u32 count_nonfinite(u32 word, u32 column, u32 kind) {
     if (kind == KIND_F32) {
         return (word & 0x7F800000u) == 0x7F800000u;
     }
-    return kind == KIND_F64 && (place & 1u) != 0u && (word & 0x7FF00000u) == 0x7FF00000u;
+    return kind == KIND_F64 && (column & 1u) != 0u && (word & 0x7FF00000u) == 0x7FF00000u;
 }
 
-// One warp sums one strip: sum over its words of word * strip_weight(place) modulo 2^64. Every lane gets the sum.
-// Lane l reads words 4 l + 128 h .. + 3 of each row, h = 0 and 1.
-__device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words, u32 kind, u32 lane, u32& nonfinite) {
+// One warp sums one strip; every lane gets the sum. `COUNT`: also count this lane's NaN and infinities.
+template <bool COUNT>
+__device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words, u32 lane, const StripWeights& weights,
+                                              u32 kind, u32& nonfinite) {
     u64 sum = 0;
-    u32 bad = 0;
 #pragma unroll 1
     for (u32 row = 0; row < STRIP_ROWS; row += 2) {
         uint4 part[4];
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            part[i] = load_result(strip + u64(row + i / 2) * pitch_words + lane * 4 + (i % 2) * 128);
+            part[i] = load_result(strip + u64(row + i / 2) * pitch_words + lane * 4 + i % 2 * 128);
         }
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            const u32 place = (row + i / 2) * STRIP_WORDS + (i % 2) * 128 + lane * 4;
             const u32 words[4] = {part[i].x, part[i].y, part[i].z, part[i].w};
+            if (i % 2 == 0) {
+                sum *= ROW_FACTOR;
+            }
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                sum += u64(words[j]) * strip_weight(place + j);
-                bad += count_nonfinite(words[j], place + j, kind);
+                sum += u64(words[j]) * weights.weight[i % 2 * 4 + j];
+                if (COUNT) {
+                    nonfinite += count_nonfinite(words[j], j, kind);
+                }
             }
         }
     }
@@ -119,6 +138,5 @@ __device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words,
     for (u32 offset = 16; offset != 0; offset /= 2) {
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
     }
-    nonfinite += bad;
     return sum;
 }

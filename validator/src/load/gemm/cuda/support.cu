@@ -25,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(256)
     verify_strips(const u32* result, u32 rows, u32 words, u32 kind, u64* checksums, u64* nonfinite_count,
                   Report* report, u32 sweep) {
     const u32 lane = threadIdx.x % 32;
+    const StripWeights weights(lane);
     const u32 columns = words / STRIP_WORDS;
     const u64 strips = u64(rows / STRIP_ROWS) * columns;
     const u32 warps = gridDim.x * (blockDim.x / 32);
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u64 strip = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; strip < strips; strip += warps) {
         const u32 row = u32(strip / columns) * STRIP_ROWS;
         const u32 word = u32(strip % columns) * STRIP_WORDS;
-        const u64 got = strip_checksum(result + u64(row) * words + word, words, kind, lane, nonfinite);
+        const u64 got = strip_checksum<true>(result + u64(row) * words + word, words, lane, weights, kind, nonfinite);
         if (lane == 0) {
             ++checked;
             if (report == nullptr) {
