@@ -160,10 +160,10 @@ class Kernels:
             tile = 64 if kind == F64 else 128
             launch(function, (n // tile, m // tile), 256, [address(a), address(b)] + common)
         else:
-            columns = 128 if kind == F64 else 256
-            shared = (6 if kind == F64 else 4) * 64 * (128 + columns)
+            rows, columns, stages, threads = (64, 128, 6, 128) if kind == F64 else (128, 256, 4, 256)
+            shared = stages * 64 * (rows + columns)
             function = self.module(module or f"gemm_{family}.sm_90.cubin").function(f"gemm_{family}_{name}", shared)
-            launch(function, (m // 128) * (n // columns), 256, [address(a), address(b)] + common, shared)
+            launch(function, (m // rows) * (n // columns), threads, [address(a), address(b)] + common, shared)
 
     def verify_strips(self, c, kind, checksums, report=None, nonfinite=None, sweep=0):
         words = c.shape[1] * c.element_size() // 4
@@ -214,7 +214,7 @@ def expected_operand(kind, mode, seed, count):
 
 
 def expected_strip(words):
-    """Checksum of 8 x 256 words."""
+    """Checksum of 16 x 256 words."""
     column = np.arange(256, dtype=np.uint64)
     mask = np.uint64(0xFFFFFFFF)
     w = ((column + np.uint64(1)) * np.uint64(0x9E3779B9)) & mask
@@ -222,10 +222,10 @@ def expected_strip(words):
     w = (w * np.uint64(0x2C1B3C6D)) & mask
     w ^= w >> np.uint64(12)
     w |= np.uint64(1)
-    total = 0
+    polynomial = np.zeros(256, dtype=np.uint64)
     for row in words:
-        total = (total * 0x9E3779B97F4A7C15 + int((row.astype(np.uint64) * w).sum(dtype=np.uint64))) % 2 ** 64
-    return total
+        polynomial = (polynomial * np.uint64(0x9E3779B1) + row.astype(np.uint64)) & mask
+    return int((polynomial * w).sum(dtype=np.uint64))
 
 
 def check_basic(kernels):
@@ -251,12 +251,12 @@ def print_vectors(kernels):
     """What the tests of the Rust reference compare with."""
     for name, kind in NAMES.items():
         for mode in (EXACT, RANDOM):
-            bits = kernels.generate(kind, 1, 1024, 0x1234567890ABCDEF, mode).view(torch.uint8).cpu().numpy()
+            bits = kernels.generate(kind, 1, 1024, 0x1234567890ABCDEF, mode).view(torch.uint8).cpu().numpy().reshape(-1)
             values = bits.view(f"<u{BYTES[kind]}")
             print(f"vector {name} {mode}", ", ".join(f"{int(v):#x}" for v in values[:6]), f"{int(values[1023]):#x}")
     print("vector signs", [f"{int(v):#x}" for v in
                            kernels.generate(F64, 1, 64, 0x1234567890ABCDEF, SIGN).cpu().numpy().view("<u8")[0][:6]])
-    strip = kernels.generate(F32, 8, 256, 77, RANDOM)
+    strip = kernels.generate(F32, 16, 256, 77, RANDOM)
     sums = torch.zeros(1, dtype=torch.int64, device="cuda")
     kernels.verify_strips(strip, KIND_F32, sums, nonfinite=torch.zeros(1, dtype=torch.int64, device="cuda"))
     print(f"vector strip {int(sums[0]) & (2 ** 64 - 1):#x}")
@@ -334,17 +334,18 @@ def check_verification(kernels):
         kind = NAMES[name]
         words = n * (2 if kind == F64 else 1)
         a, b = kernels.generate(kind, m, k, 1, RANDOM), kernels.generate(kind, n, k, 2, RANDOM)
-        c, tile_sm = result_of(name, m, n), torch.full((m // 128 * n // 128,), -1, dtype=torch.int32, device="cuda")
+        c, tile_sm = result_of(name, m, n), torch.full((m // 64 * n // 128,), -1, dtype=torch.int32, device="cuda")
         kernels.gemm(family, name, a, b, c, tile_sm)
-        tiles = m // 128 * n // (128 if kind == F64 else 256)
+        tile_rows = 64 if kind == F64 else 128
+        tiles = m // tile_rows * n // (128 if kind == F64 else 256)
         if int(tile_sm[:tiles].min()) < 0 or int(tile_sm[:tiles].max()) >= kernels.sms:
             fail(f"{name}: SM map {tile_sm[:tiles].tolist()}")
-        sums = torch.zeros(m // 8 * words // 256, dtype=torch.int64, device="cuda")
+        sums = torch.zeros(m // 16 * words // 256, dtype=torch.int64, device="cuda")
         nonfinite = torch.zeros(1, dtype=torch.int64, device="cuda")
         kernels.verify_strips(c, result_kind(name), sums, nonfinite=nonfinite)
         host = c.cpu().numpy().view(np.uint32).reshape(m, words)
-        for row, column in ((0, 0), (m // 8 - 1, words // 256 - 1), (17, 1)):
-            if expected_strip(host[row * 8:row * 8 + 8, column * 256:column * 256 + 256]) != \
+        for row, column in ((0, 0), (m // 16 - 1, words // 256 - 1), (17, 1)):
+            if expected_strip(host[row * 16:row * 16 + 16, column * 256:column * 256 + 256]) != \
                     int(sums[row * (words // 256) + column]) & 0xFFFFFFFFFFFFFFFF:
                 fail(f"{name}: checksum of strip {row} {column}")
         reference = c.clone()
@@ -366,19 +367,19 @@ def check_verification(kernels):
             checked, mismatches, bad, records = report.read()
             row, column = word // words, word % words
             if checked != sums.numel() or mismatches != 1 or len(records) != 1 or \
-                    tuple(records[0])[:3] != (row // 8 * 8, column // 256 * 256, turn):
+                    tuple(records[0])[:3] != (row // 16 * 16, column // 256 * 256, turn):
                 missed += 1
             if turn % 100 == 0:
                 report.clear()
                 launch(kernels.support("compare_elements"), kernels.sms * 8, 256,
-                       [address(c), address(reference), u32(words), u32(row // 8 * 8), u32(8), u32(column // 256 * 256),
-                        u32(256), u32(result_kind(name)), address(tile_sm), u32(128), u32(256), address(report.data),
+                       [address(c), address(reference), u32(words), u32(row // 16 * 16), u32(16), u32(column // 256 * 256),
+                        u32(256), u32(result_kind(name)), address(tile_sm), u32(tile_rows), u32(256), address(report.data),
                         u32(turn)])
                 checked, mismatches, bad, records = report.read()
                 width = 2 if kind == F64 else 1
                 difference = int(records[0]["expected"]) ^ int(records[0]["got"]) if len(records) else 0
                 if mismatches != 1 or (records[0]["row"], records[0]["column"]) != (row, column // width) or \
-                        difference != 1 << (bit + 32 * (column % width)) or checked != 2048 // width:
+                        difference != 1 << (bit + 32 * (column % width)) or checked != 4096 // width:
                     fail(f"{name}: compare_elements {row} {column} {bit}: {report.read()}")
             launch(kernels.support("flip_bit"), 1, 32, flip)
         if missed:
@@ -387,7 +388,7 @@ def check_verification(kernels):
             fail(f"{name}: product beside verification differs")
         if kind != S8:
             c[100, 200] = float("nan")
-            c[101, 201] = float("-inf")
+            c[300, 700] = float("-inf")
             report.clear()
             kernels.verify_strips(c, result_kind(name), sums, report)
             if report.read()[2] != 2:
@@ -501,7 +502,7 @@ def time_all(kernels, seconds, size, sampler, only=None, modules=(None,), verifi
             for module in modules if family == "sm90a" else (None,):
                 c = [result_of(name, size, size) for _ in range(results)]
                 words = size * (2 if kind == F64 else 1)
-                sums = torch.zeros(size // 8 * words // 256, dtype=torch.int64, device="cuda")
+                sums = torch.zeros(size // 16 * words // 256, dtype=torch.int64, device="cuda")
                 nonfinite = torch.zeros(1, dtype=torch.int64, device="cuda")
                 report = Report()
                 for x in c:

@@ -94,7 +94,7 @@ struct Ring {
 
 struct Verification {
     const u32* result;     // an earlier result of the same size; null: nothing is verified
-    const u64* checksums;  // one a strip, [m / 8][n / 256]
+    const u64* checksums;  // one a strip, [m / 16][n / 256]
     Report* report;
     u32 sweep;
 };

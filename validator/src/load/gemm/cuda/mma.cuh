@@ -6,13 +6,23 @@
 #include "strip.cuh"
 #include "walk.cuh"
 
-constexpr u32 TILE_M = 128;
-constexpr u32 TILE_N = 256;
-constexpr u32 TILE_N_F64 = 128;
 constexpr u32 BLOCK_K_BYTES = 64;
-constexpr u32 STAGES = 4;
-constexpr u32 STAGES_F64 = 6;
-constexpr u32 THREADS = 256;
+
+// The shape of a block: its tile of C, its ring of shared memory and its threads.
+struct Narrow {
+    static constexpr u32 ROWS = 128;
+    static constexpr u32 COLUMNS = 256;
+    static constexpr u32 STAGES = 4;
+    static constexpr u32 THREADS = 256;
+};
+
+// Half the tile and half the threads, two blocks an SM: while one waits at its barrier, the other multiplies.
+struct Double {
+    static constexpr u32 ROWS = 64;
+    static constexpr u32 COLUMNS = 128;
+    static constexpr u32 STAGES = 6;
+    static constexpr u32 THREADS = 128;
+};
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return u32(__cvta_generic_to_shared(pointer));
@@ -46,7 +56,7 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
     };
 
 // Rows `row0` .. + ROWS of an operand, bytes `k_byte` .. + 64, into shared memory.
-template <u32 ROWS>
+template <u32 ROWS, u32 THREADS>
 __device__ __forceinline__ void copy_rows(u32 destination, const u8* operand, u64 pitch, u32 row0, u32 k_byte) {
 #pragma unroll
     for (u32 i = 0; i < ROWS * 4 / THREADS; ++i) {
@@ -57,10 +67,10 @@ __device__ __forceinline__ void copy_rows(u32 destination, const u8* operand, u6
     }
 }
 
-template <u32 COLUMNS, u32 STAGES>
+template <class Shape>
 struct Operands {
-    static constexpr u32 A_BYTES = TILE_M * BLOCK_K_BYTES;
-    static constexpr u32 STAGE_BYTES = A_BYTES + COLUMNS * BLOCK_K_BYTES;
+    static constexpr u32 A_BYTES = Shape::ROWS * BLOCK_K_BYTES;
+    static constexpr u32 STAGE_BYTES = A_BYTES + Shape::COLUMNS * BLOCK_K_BYTES;
     const u8* a;
     const u8* b;
     u32 row;
@@ -68,13 +78,29 @@ struct Operands {
     u32 k_bytes;
     u32 shared;
 
-    __device__ __forceinline__ u32 stage(u32 step) const { return shared + (step % STAGES) * STAGE_BYTES; }
+    __device__ __forceinline__ Operands(const u8* a, const u8* b, u32 m, u32 n, u32 k_bytes, u32* tile_sm)
+        : a(a), b(b), k_bytes(k_bytes) {
+        extern __shared__ __align__(128) u8 dynamic_shared[];
+        shared = shared_address(dynamic_shared);
+        // Bands of 1024 rows of C.
+        const Walk<1024 / Shape::ROWS> walk = {m / Shape::ROWS, n / Shape::COLUMNS};
+        u32 tile_row, tile_column;
+        walk.place(blockIdx.x, tile_row, tile_column);
+        row = tile_row * Shape::ROWS;
+        column = tile_column * Shape::COLUMNS;
+        if (tile_sm != nullptr && threadIdx.x == 0) {
+            tile_sm[tile_row * walk.columns + tile_column] = own_sm();
+        }
+    }
+
+    __device__ __forceinline__ u32 tile_a(u32 step) const { return shared + (step % Shape::STAGES) * STAGE_BYTES; }
+    __device__ __forceinline__ u32 tile_b(u32 step) const { return tile_a(step) + A_BYTES; }
 
     // Starts the copies of step `step`, or of nothing past the end, as one group either way.
     __device__ __forceinline__ void fetch(u32 step) const {
         if (step * BLOCK_K_BYTES < k_bytes) {
-            copy_rows<TILE_M>(stage(step), a, k_bytes, row, step * BLOCK_K_BYTES);
-            copy_rows<COLUMNS>(stage(step) + A_BYTES, b, k_bytes, column, step * BLOCK_K_BYTES);
+            copy_rows<Shape::ROWS, Shape::THREADS>(tile_a(step), a, k_bytes, row, step * BLOCK_K_BYTES);
+            copy_rows<Shape::COLUMNS, Shape::THREADS>(tile_b(step), b, k_bytes, column, step * BLOCK_K_BYTES);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
@@ -86,18 +112,6 @@ struct Operands {
         __syncthreads();
     }
 };
-
-template <u32 COLUMNS, u32 STAGES>
-__device__ __forceinline__ Operands<COLUMNS, STAGES> begin(const u8* a, const u8* b, u32 m, u32 n, u32 k_bytes, u32* tile_sm) {
-    extern __shared__ __align__(128) u8 dynamic_shared[];
-    const Walk<8> walk = {m / TILE_M, n / COLUMNS};
-    u32 tile_row, tile_column;
-    walk.place(blockIdx.x, tile_row, tile_column);
-    if (tile_sm != nullptr && threadIdx.x == 0) {
-        tile_sm[tile_row * walk.columns + tile_column] = own_sm();
-    }
-    return {a, b, tile_row * TILE_M, tile_column * COLUMNS, k_bytes, shared_address(dynamic_shared)};
-}
 
 // What one warp multiplies in 32 bytes of K: four 16-row pieces of A, four 16-column pieces of B.
 struct Fragments {
@@ -131,7 +145,8 @@ template <class Mma>
 __device__ __forceinline__ void gemm(const u8* a, const u8* b, typename Mma::Accumulator* result, u32 m, u32 n,
                                      u32 k_bytes, u32* tile_sm) {
     typedef typename Mma::Accumulator Accumulator;
-    const auto operands = begin<TILE_N, STAGES>(a, b, m, n, k_bytes, tile_sm);
+    constexpr u32 STAGES = Narrow::STAGES;
+    const Operands<Narrow> operands(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
     const u32 warp_row = (threadIdx.x / 32 / 4) * 64;
     const u32 warp_column = (threadIdx.x / 32 % 4) * 64;
@@ -143,16 +158,14 @@ __device__ __forceinline__ void gemm(const u8* a, const u8* b, typename Mma::Acc
         operands.fetch(step);
     }
     operands.template await<STAGES - 2>();
-    first.load(operands.stage(0), operands.stage(0) + operands.A_BYTES, warp_row, warp_column, lane, 0);
+    first.load(operands.tile_a(0), operands.tile_b(0), warp_row, warp_column, lane, 0);
     for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; ++step) {
-        const u32 now = operands.stage(step);
-        const u32 next = operands.stage(step + 1);
-        second.load(now, now + operands.A_BYTES, warp_row, warp_column, lane, 1);
+        second.load(operands.tile_a(step), operands.tile_b(step), warp_row, warp_column, lane, 1);
         operands.fetch(step + STAGES - 1);
         multiply<Mma>(d, first);
         operands.template await<STAGES - 2>();
         // Past the last step this reads a stage that was fetched before, and nothing uses it.
-        first.load(next, next + operands.A_BYTES, warp_row, warp_column, lane, 0);
+        first.load(operands.tile_a(step + 1), operands.tile_b(step + 1), warp_row, warp_column, lane, 0);
         multiply<Mma>(d, second);
     }
 
@@ -197,29 +210,29 @@ __device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[8
 #endif
 }
 
-// Eight warps as 2 x 4, 64 x 32 each; two steps, 16 of K, at a time.
+// Four warps side by side, 64 x 32 each; two steps, 16 of K, at a time.
 __device__ __forceinline__ void gemm_f64(const u8* a, const u8* b, double* result, u32 m, u32 n, u32 k_bytes,
                                          u32* tile_sm) {
-    const auto operands = begin<TILE_N_F64, STAGES_F64>(a, b, m, n, k_bytes, tile_sm);
+    constexpr u32 STAGES = Double::STAGES;
+    const Operands<Double> operands(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
-    const u32 warp_row = (threadIdx.x / 32 / 4) * 64;
-    const u32 warp_column = (threadIdx.x / 32 % 4) * 32;
+    const u32 warp_column = threadIdx.x / 32 * 32;
     double d[4][4][4] = {};
 
-    for (u32 step = 0; step < STAGES_F64 - 2; ++step) {
+    for (u32 step = 0; step < STAGES - 2; ++step) {
         operands.fetch(step);
     }
     for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; step += 2) {
-        operands.template await<STAGES_F64 - 4>();
-        operands.fetch(step + STAGES_F64 - 2);
-        operands.fetch(step + STAGES_F64 - 1);
+        operands.template await<STAGES - 4>();
+        operands.fetch(step + STAGES - 2);
+        operands.fetch(step + STAGES - 1);
         double fragment_b[4][4];
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
 #pragma unroll
             for (u32 k = 0; k < 4; ++k) {
-                fragment_b[j][k] = load_double(operands.stage(step + k / 2) + operands.A_BYTES,
-                                               warp_column + j * 8 + lane / 4, lane % 4 + k % 2 * 4);
+                fragment_b[j][k] = load_double(operands.tile_b(step + k / 2), warp_column + j * 8 + lane / 4,
+                                               lane % 4 + k % 2 * 4);
             }
         }
 #pragma unroll
@@ -227,8 +240,8 @@ __device__ __forceinline__ void gemm_f64(const u8* a, const u8* b, double* resul
             double fragment_a[8];
 #pragma unroll
             for (u32 part = 0; part < 8; ++part) {
-                fragment_a[part] = load_double(operands.stage(step + part / 4),
-                                               warp_row + i * 16 + part % 2 * 8 + lane / 4, lane % 4 + part / 2 % 2 * 4);
+                fragment_a[part] = load_double(operands.tile_a(step + part / 4), i * 16 + part % 2 * 8 + lane / 4,
+                                               lane % 4 + part / 2 % 2 * 4);
             }
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
@@ -239,7 +252,7 @@ __device__ __forceinline__ void gemm_f64(const u8* a, const u8* b, double* resul
 
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-        double* upper = result + u64(operands.row + warp_row + i * 16 + lane / 4) * n + operands.column + warp_column +
+        double* upper = result + u64(operands.row + i * 16 + lane / 4) * n + operands.column + warp_column +
                         lane % 4 * 2;
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {

