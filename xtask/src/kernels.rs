@@ -48,9 +48,9 @@ struct Module {
     cubins: &'static [&'static str],
 }
 
-/// PTX 6.4 is CUDA 10.1 (driver R418), 7.0 CUDA 11.0 (R450), 7.8 CUDA 11.8 (R520), 8.0 CUDA 12.0 (R525), 8.4 CUDA 12.4
+/// PTX 6.4 is CUDA 10.1 (driver R418), 7.0 CUDA 11.0 (R450), 8.0 CUDA 12.0 (R525), 8.4 CUDA 12.4
 /// (R550): NVIDIA's PTX ISA document, release notes.
-const MODULES: [Module; 6] = [
+const MODULES: [Module; 5] = [
     Module {
         name: "support",
         architecture: "70",
@@ -73,13 +73,7 @@ const MODULES: [Module; 6] = [
         name: "gemm_sm89",
         architecture: "89",
         ptx_version: "8.4",
-        cubins: &["sm_89", "sm_90", "sm_100", "sm_120"],
-    },
-    Module {
-        name: "gemm_sm90",
-        architecture: "90",
-        ptx_version: "7.8",
-        cubins: &["sm_90", "sm_100"],
+        cubins: &["sm_89", "sm_100", "sm_120"],
     },
     Module {
         name: "gemm_sm90a",
@@ -90,12 +84,13 @@ const MODULES: [Module; 6] = [
 ];
 
 /// The instruction that each Hopper kernel must be made of; anything else is a slower path.
-const HOPPER_INSTRUCTIONS: [(&str, &str); 5] = [
+const HOPPER_INSTRUCTIONS: [(&str, &str); 6] = [
     ("gemm_sm90a_bf16", "HGMMA.64x256x16.F32.BF16"),
     ("gemm_sm90a_f16", "HGMMA.64x256x16.F32"),
     ("gemm_sm90a_tf32", "HGMMA.64x256x8.F32.TF32"),
     ("gemm_sm90a_e4m3", "QGMMA.64x256x32.F32.E4M3.E4M3"),
     ("gemm_sm90a_s8", "IGMMA.64x256x32.S8.S8"),
+    ("gemm_sm90a_f64", "DMMA.16x8x8"),
 ];
 
 /// All of `built` together, because every byte of it is in every binary that ships.

@@ -3,7 +3,8 @@
 
     bench.py KERNELS [check] [jit] [vectors] [small] [time] [variants] [sustained]
 
-KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. Needs PyTorch, NumPy and nvidia-ml-py.
+KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. ONLY=bf16,f64 times these
+alone. Needs PyTorch, NumPy and nvidia-ml-py.
 Every failed check prints a line that starts with FAIL and makes the exit code 1.
 """
 import ctypes
@@ -83,14 +84,14 @@ class TensorMap(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
-def tensor_map(pointer, rows, row_bytes, keep=[]):
+def tensor_map(pointer, rows, row_bytes, box_rows, keep=[]):
     # The driver wants the map aligned to 64 bytes.
     raw = (ctypes.c_uint8 * 256)()
     keep.append(raw)
     aligned = (ctypes.addressof(raw) + 63) & ~63
     dims = (ctypes.c_uint64 * 2)(row_bytes, rows)
     strides = (ctypes.c_uint64 * 1)(row_bytes)
-    box = (ctypes.c_uint32 * 2)(128, 128)
+    box = (ctypes.c_uint32 * 2)(128, box_rows)
     steps = (ctypes.c_uint32 * 2)(1, 1)
     driver(CUDA.cuTensorMapEncodeTiled(ctypes.c_void_p(aligned), 0, 2, ctypes.c_void_p(pointer), dims, strides, box,
                                        steps, 0, 3, 3, 0), "tensor map")
@@ -148,11 +149,12 @@ class Kernels:
         if family == "sm90a":
             shared = 4 * 48 * 1024 + 1024
             function = self.module(module or "gemm_sm90a.sm_90a.cubin").function(f"gemm_sm90a_{name}", shared)
-            key = (a.data_ptr(), b.data_ptr(), m, n, k_bytes)
+            key = (a.data_ptr(), b.data_ptr(), m, n, k_bytes, kind)
             maps = self.__dict__.setdefault("maps", {})
             if key not in maps:
-                maps[key] = (tensor_map(a.data_ptr(), m, k_bytes), tensor_map(b.data_ptr(), n, k_bytes))
-            grid = min(self.sms // 2, (m // 256) * (n // 256)) * 2
+                maps[key] = (tensor_map(a.data_ptr(), m, k_bytes, 128),
+                             tensor_map(b.data_ptr(), n, k_bytes, 64 if kind == F64 else 128))
+            grid = min(self.sms // 2, (m // 256) * (n // (128 if kind == F64 else 256))) * 2
             launch(function, grid, 384, [maps[key][0], maps[key][1]] + common +
                    [address(verify), address(checksums), address(report.data if report else None), u32(sweep)], shared)
         elif family == "sm70":
@@ -262,8 +264,8 @@ def print_vectors(kernels):
     print(f"vector strip {int(sums[0]) & (2 ** 64 - 1):#x}")
 
 
-FAMILIES = [("sm90a", n) for n in ("bf16", "f16", "tf32", "e4m3", "s8")] + \
-           [("sm80", n) for n in ("bf16", "f16", "tf32", "s8", "f64")] + [("sm89", "e4m3"), ("sm90", "f64")] + \
+FAMILIES = [("sm90a", n) for n in ("bf16", "f16", "tf32", "e4m3", "s8", "f64")] + \
+           [("sm80", n) for n in ("bf16", "f16", "tf32", "s8", "f64")] + [("sm89", "e4m3")] + \
            [("sm70", n) for n in ("f64", "f32", "bf16", "f16", "s8")]
 SHAPES = [(256, 256, 128), (512, 768, 640), (2560, 1024, 2176), (4352, 8192, 1024)]
 
@@ -330,13 +332,13 @@ def check_sequential(kernels):
 
 def check_verification(kernels):
     m, n, k = 2048, 1024, 512
-    for name, family in (("bf16", "sm90a"), ("s8", "sm90a"), ("f64", "sm90")):
+    for name, family in (("bf16", "sm90a"), ("s8", "sm90a"), ("f64", "sm90a"), ("f64", "sm80")):
         kind = NAMES[name]
         words = n * (2 if kind == F64 else 1)
         a, b = kernels.generate(kind, m, k, 1, RANDOM), kernels.generate(kind, n, k, 2, RANDOM)
         c, tile_sm = result_of(name, m, n), torch.full((m // 64 * n // 128,), -1, dtype=torch.int32, device="cuda")
         kernels.gemm(family, name, a, b, c, tile_sm)
-        tile_rows = 64 if kind == F64 else 128
+        tile_rows = 64 if family == "sm80" else 128
         tiles = m // tile_rows * n // (128 if kind == F64 else 256)
         if int(tile_sm[:tiles].min()) < 0 or int(tile_sm[:tiles].max()) >= kernels.sms:
             fail(f"{name}: SM map {tile_sm[:tiles].tolist()}")
@@ -404,7 +406,7 @@ def check_verification(kernels):
 def check_freivalds(kernels):
     m, n, k = 4096, 2048, 3072
     for family, name in (("sm90a", "bf16"), ("sm90a", "f16"), ("sm90a", "tf32"), ("sm90a", "e4m3"), ("sm90a", "s8"),
-                         ("sm90", "f64"), ("sm70", "f32")):
+                         ("sm90a", "f64"), ("sm80", "f64"), ("sm70", "f32")):
         kind = NAMES[name]
         a, b, c = kernels.generate(kind, m, k, 1, RANDOM), kernels.generate(kind, n, k, 2, RANDOM), result_of(name, m, n)
         kernels.gemm(family, name, a, b, c)
@@ -563,7 +565,8 @@ def main():
     sampler = Sampler()
     sampler.start()
     if "time" in what:
-        time_all(kernels, 1.5, 8192, sampler)
+        only = os.environ.get("ONLY")
+        time_all(kernels, 1.5, 8192, sampler, only.split(",") if only else None)
     if "variants" in what:
         modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
         time_all(kernels, 3, 8192, sampler, ["bf16"], modules, (True, False), only_families=("sm90a",))

@@ -1,4 +1,4 @@
-// Tensor-core GEMM for sm_80 and newer, and FP64 on its matrix unit; FP64 for Hopper is gemm_sm90.cu.
+// Tensor-core GEMM for sm_80 and newer, and FP64 on its matrix unit.
 
 #include "mma.cuh"
 

@@ -187,17 +187,9 @@ __device__ __forceinline__ double load_double(u32 tile, u32 row, u32 k) {
     return value;
 }
 
-// One 16 x 8 block of FP64 accumulators and 16 of K: on Hopper one instruction, before it eight of 8 x 8 x 4.
+// One 16 x 8 block of FP64 accumulators and 16 of K: eight instructions of 8 x 8 x 4.
 // a[2 k], a[2 k + 1]: rows g and g + 8 at K = t + 4 k; b[k]: K = t + 4 k, for lane 4 g + t.
 __device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, "
-        "{%12,%13,%14,%15}, {%0,%1,%2,%3};"
-        : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]),
-          "d"(b[2]), "d"(b[3]));
-#else
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
 #pragma unroll
@@ -207,7 +199,6 @@ __device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[8
                          : "d"(a[k * 2 + row]), "d"(b[k]));
         }
     }
-#endif
 }
 
 // Four warps side by side, 64 x 32 each; two steps, 16 of K, at a time.
