@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks every kernel against independent references on a real GPU, then times it against cuBLASLt through PyTorch.
 
-    bench.py KERNELS [check] [jit] [vectors] [small] [time] [variants] [sustained]
+    bench.py KERNELS [check] [jit] [vectors] [small] [time] [variants] [stress] [sustained]
 
 KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. ONLY=bf16,f64 times these
 alone. Needs PyTorch, NumPy and nvidia-ml-py.
@@ -432,6 +432,23 @@ def check_freivalds(kernels):
             fail(f"freivalds {name}: {seen} {own}")
 
 
+def stress(kernels, modules, names, seconds=4):
+    """The same product again and again: every run must give the bits of the exact reference."""
+    for module in modules:
+        for name in names:
+            kind = NAMES[name]
+            a, b = kernels.generate(kind, 8192, 8192, 31, EXACT), kernels.generate(kind, 8192, 8192, 32, EXACT)
+            reference = (wide(a) @ wide(b).t()).to(result_of(name, 1, 1).dtype)
+            c, runs, bad_runs, wrong, start = result_of(name, 8192, 8192), 0, 0, 0, time.time()
+            while time.time() - start < seconds:
+                kernels.gemm("sm90a", name, a, b, c, module=module)
+                bad = int((c != reference).sum())
+                runs, bad_runs, wrong = runs + 1, bad_runs + (bad != 0), wrong + bad
+            print(f"stress {module} {name}: {bad_runs} of {runs} runs wrong, {wrong} elements", flush=True)
+            if wrong:
+                fail(f"stress {module} {name}")
+
+
 class Sampler(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
@@ -570,6 +587,9 @@ def main():
     if "variants" in what:
         modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
         time_all(kernels, 3, 8192, sampler, ["bf16"], modules, (True, False), only_families=("sm90a",))
+    if "stress" in what:
+        modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
+        stress(kernels, modules, os.environ.get("ONLY", "bf16,f16,tf32,e4m3,s8,f64").split(","))
     if "sustained" in what:
         time_all(kernels, 10, 8192, sampler, ["bf16"], verified=(True, False), only_families=("sm90a",))
         print("8192 x 8192 x 16384")

@@ -42,9 +42,9 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "passed: }" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Tells block `rank` of the cluster that this warpgroup no longer reads the stage behind `barrier`. Without
-// `.release.cluster`: wgmma has read the stage when its group is waited for, no store of ours has to be seen first, and
-// that qualifier would put a fence of the whole GPU into every step.
+// Tells block `rank` of the cluster that the stage behind `barrier` is no longer read here. Without `.release.cluster`,
+// which would put a fence of the whole GPU into every step: wgmma has read the stage when its group is waited for, other
+// readers fence for themselves, and no store of ours has to be seen first.
 __device__ __forceinline__ void barrier_arrive_cluster(u32 barrier, u32 rank) {
     asm volatile(
         "{ .reg .b32 remote; \n"
@@ -88,7 +88,11 @@ struct Ring {
     __device__ __forceinline__ u32 tile_b() const { return tile_a() + A_BYTES; }
     __device__ __forceinline__ u32 full_barrier() const { return full + 8 * stage; }
     __device__ __forceinline__ u32 empty_barrier() const { return empty + 8 * stage; }
-    __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(), parity); }
+    // For whole warps: lanes can see the phase change in different turns of the loop, and what follows needs them together.
+    __device__ __forceinline__ void wait_full() const {
+        barrier_wait(full_barrier(), parity);
+        __syncwarp();
+    }
     __device__ __forceinline__ void wait_empty() const { barrier_wait(empty_barrier(), parity ^ 1u); }
 
     __device__ __forceinline__ void advance() {
