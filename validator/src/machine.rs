@@ -1,6 +1,8 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
 
-use crate::facts::{ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, ServiceState};
+use crate::facts::{
+    ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, Reading, ServiceState,
+};
 use crate::findings::{GpuSubject, Outcome};
 use crate::profile::{Profile, ServiceRequirement, Severity};
 use crate::reference::{self, DriverVersion};
@@ -40,13 +42,21 @@ pub(crate) fn pci_gpus(facts: &Facts) -> Result<Vec<&PciDevice>, Outcome> {
     Ok(devices.iter().filter(|it| it.is_gpu()).collect())
 }
 
+/// Whether kernel module `nvidia` is loaded. Sandboxes hide `/sys/module` and `/proc/driver`; NVML, which speaks to the
+/// module, is then the witness.
+pub(crate) fn driver_is_loaded(facts: &Facts, modules: &KernelModules) -> bool {
+    modules.loaded.contains_key("nvidia")
+        || modules.nvidia_version.value().is_some()
+        || facts.nvml.initialized == Reading::Value(true)
+}
+
 /// The kernel modules of a machine on which `nvidia` is loaded.
 pub(crate) fn loaded_driver<'a>(
     facts: &'a Facts,
     profile: &Profile,
 ) -> Result<&'a KernelModules, Outcome> {
     let modules = facts.host.kernel_modules.required("kernel modules")?;
-    if modules.loaded.contains_key("nvidia") {
+    if driver_is_loaded(facts, modules) {
         return Ok(modules);
     }
     Err(reported_by(
@@ -58,21 +68,21 @@ pub(crate) fn loaded_driver<'a>(
 
 /// The version of the loaded kernel module, which is the driver's.
 pub(crate) fn driver_version(facts: &Facts, profile: &Profile) -> Result<DriverVersion, Outcome> {
-    let version = loaded_driver(facts, profile)?
-        .nvidia_version
-        .required("version of kernel module nvidia")?;
-    parse_driver_version(version)
-}
-
-pub(crate) fn parse_driver_version(text: &str) -> Result<DriverVersion, Outcome> {
-    text.parse::<DriverVersion>().map_err(Outcome::error)
+    let modules = loaded_driver(facts, profile)?;
+    let version = match (&modules.nvidia_version, &facts.nvml.driver_version) {
+        (Reading::Value(version), _) => version,
+        // NVML asks the module, so its answer is the module's.
+        (_, Reading::Value(version)) => version,
+        (unread, _) => unread.required("version of kernel module nvidia")?,
+    };
+    version.parse::<DriverVersion>().map_err(Outcome::error)
 }
 
 /// A systemd service as it is on the host.
 pub(crate) fn service(facts: &Facts, name: &str) -> Result<ServiceState, Outcome> {
     let reading = facts.host.services.get(name);
     let visible = reading
-        .and_then(crate::facts::Reading::value)
+        .and_then(Reading::value)
         .filter(|state| state.installed || state.active);
     if let Some(state) = visible {
         return Ok(*state);
@@ -191,11 +201,11 @@ fn compute_capability_of_pci_id(device_id: u16) -> Option<ComputeCapability> {
 mod tests {
     use crate::check;
     use crate::facts::{
-        CudaFacts, CudaResult, Facts, KernelModules, LibraryFile, NvmlFacts, Reading, ServiceState,
+        CudaFacts, CudaResult, Facts, LibraryFile, NvmlFacts, Reading, ServiceState,
     };
     use crate::findings::Verdict;
     use crate::level::Level;
-    use crate::test_machine::healthy_node;
+    use crate::test_machine::{healthy_node, unload_driver};
 
     /// Every check that objects, as `error gpu_count`, each once and in the order of their names.
     fn objections(facts: &Facts) -> Vec<String> {
@@ -210,22 +220,10 @@ mod tests {
         objections
     }
 
-    fn modules(facts: &mut Facts) -> &mut KernelModules {
-        match &mut facts.host.kernel_modules {
-            Reading::Value(modules) => modules,
-            _ => unreachable!("the healthy machine has modules"),
-        }
-    }
-
     /// The GPUs are on the bus, and nothing of NVIDIA's driver is installed.
     fn node_without_driver() -> Facts {
         let mut facts = healthy_node();
-        let modules = modules(&mut facts);
-        modules.loaded.clear();
-        modules.nvidia_version = Reading::NotSupported;
-        modules.nvidia_flavor = Reading::NotSupported;
-        modules.nvidia_parameters.clear();
-        modules.nvidia_gpus.clear();
+        unload_driver(&mut facts);
         if let Reading::Value(devices) = &mut facts.host.pci_devices {
             for device in devices {
                 device.driver = None;
