@@ -66,7 +66,10 @@ impl Node {
         );
         let state = State::open(&folder.join("state"))?;
         let start: Scenario = serde_json::from_value(resolved.base.clone()).with_context(|| {
-            format!("{} was written by another version of the simulator", path.display())
+            format!(
+                "{} was written by another version of the simulator",
+                path.display()
+            )
         })?;
         Ok(Self {
             folder: folder.to_owned(),

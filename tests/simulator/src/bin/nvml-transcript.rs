@@ -38,7 +38,11 @@ fn main() -> Result<()> {
 
 /// What a call gave: its value, or the number of its error.
 fn outcome(code: u32, value: Value) -> Value {
-    if code == 0 { value } else { json!({ "error": code }) }
+    if code == 0 {
+        value
+    } else {
+        json!({ "error": code })
+    }
 }
 
 /// Calls a function that fills one value; a function that the library lacks is said to be missing.
@@ -97,7 +101,11 @@ macro_rules! texts {
 }
 
 fn text(buffer: &[c_char]) -> String {
-    let bytes: Vec<u8> = buffer.iter().map(|c| c.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> = buffer
+        .iter()
+        .map(|c| c.cast_unsigned())
+        .take_while(|byte| *byte != 0)
+        .collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -109,7 +117,10 @@ fn transcript() -> Result<Value> {
     // SAFETY: loads NVML by the name under which every program loads it.
     let lib = unsafe { NvmlLib::new("libnvidia-ml.so.1") }.context("load libnvidia-ml.so.1")?;
     let lib = &lib;
-    let initialize = lib.nvmlInit_v2.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let initialize = lib
+        .nvmlInit_v2
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("{error}"))?;
     // SAFETY: takes nothing.
     let code = unsafe { initialize() };
     ensure!(code == 0, "nvmlInit_v2: error {code}");
@@ -118,22 +129,48 @@ fn transcript() -> Result<Value> {
         ("SystemGetDriverVersion", &lib.nvmlSystemGetDriverVersion),
         ("SystemGetNVMLVersion", &lib.nvmlSystemGetNVMLVersion),
     ] {
-        read!(system, name, *function, [c_char; TEXT_LENGTH as usize],
-            |out| |f: unsafe extern "C" fn(*mut c_char, u32) -> u32| f(out.cast(), TEXT_LENGTH), |value| text(&value));
+        read!(
+            system,
+            name,
+            *function,
+            [c_char; TEXT_LENGTH as usize],
+            |out| |f: unsafe extern "C" fn(*mut c_char, u32) -> u32| f(out.cast(), TEXT_LENGTH),
+            |value| text(&value)
+        );
     }
-    read!(system, "SystemGetCudaDriverVersion", lib.nvmlSystemGetCudaDriverVersion, i32,
-        |out| |f: unsafe extern "C" fn(*mut i32) -> u32| f(out), |value| value);
-    read!(system, "DeviceGetCount", lib.nvmlDeviceGetCount_v2, u32,
-        |out| |f: unsafe extern "C" fn(*mut u32) -> u32| f(out), |value| value);
+    read!(
+        system,
+        "SystemGetCudaDriverVersion",
+        lib.nvmlSystemGetCudaDriverVersion,
+        i32,
+        |out| |f: unsafe extern "C" fn(*mut i32) -> u32| f(out),
+        |value| value
+    );
+    read!(
+        system,
+        "DeviceGetCount",
+        lib.nvmlDeviceGetCount_v2,
+        u32,
+        |out| |f: unsafe extern "C" fn(*mut u32) -> u32| f(out),
+        |value| value
+    );
     for code in (0..=30).chain([999]) {
         if let Ok(function) = &lib.nvmlErrorString {
             // SAFETY: gives a string that lives as long as the library.
             let words = unsafe { CStr::from_ptr(function(code)) };
-            system.insert(format!("ErrorString[{code}]"), json!(words.to_string_lossy()));
+            system.insert(
+                format!("ErrorString[{code}]"),
+                json!(words.to_string_lossy()),
+            );
         }
     }
-    let count = system.get("DeviceGetCount").and_then(Value::as_u64).unwrap_or(0);
-    let gpus: Vec<Value> = (0..count).map(|index| gpu(lib, u32::try_from(index).unwrap_or(0))).collect();
+    let count = system
+        .get("DeviceGetCount")
+        .and_then(Value::as_u64)
+        .unwrap_or(0);
+    let gpus: Vec<Value> = (0..count)
+        .map(|index| gpu(lib, u32::try_from(index).unwrap_or(0)))
+        .collect();
     Ok(json!({ "system": system, "gpus": gpus }))
 }
 
@@ -179,20 +216,36 @@ fn gpu(lib: &NvmlLib, index: u32) -> Value {
         nvmlDeviceGetOfaUtilization nvmlDeviceGetGspFirmwareMode nvmlDeviceGetMinMaxFanSpeed
         nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetGpuOperationMode nvmlDeviceGetDriverModel_v2
     ]);
-    pairs!(entries, lib, handle, i32, [nvmlDeviceGetCudaComputeCapability]);
+    pairs!(
+        entries,
+        lib,
+        handle,
+        i32,
+        [nvmlDeviceGetCudaComputeCapability]
+    );
     numbers_of!(entries, lib, handle, u32, 0..4, [
         nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetApplicationsClock
         nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetMaxCustomerBoostClock
     ]);
     numbers_of!(entries, lib, handle, u32, 0..2, [nvmlDeviceGetTemperature nvmlDeviceGetPcieThroughput]);
-    numbers_of!(entries, lib, handle, u32, 0..8, [nvmlDeviceGetTemperatureThreshold]);
+    numbers_of!(
+        entries,
+        lib,
+        handle,
+        u32,
+        0..8,
+        [nvmlDeviceGetTemperatureThreshold]
+    );
     numbers_of!(entries, lib, handle, u32, 0..20, [
         nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkRemoteDeviceType
     ]);
     structs(lib, handle, &mut entries);
     supported_clocks(lib, handle, &mut entries);
     if let Err(error) = unrepairable_memory(handle, &mut entries) {
-        entries.insert("DeviceGetUnrepairableMemoryFlag_v1".to_owned(), json!(error.to_string()));
+        entries.insert(
+            "DeviceGetUnrepairableMemoryFlag_v1".to_owned(),
+            json!(error.to_string()),
+        );
     }
     with_two_arguments(lib, handle, &mut entries);
     fields(lib, handle, &mut entries);
@@ -204,17 +257,29 @@ fn gpu(lib: &NvmlLib, index: u32) -> Value {
 fn structs(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>) {
     macro_rules! plain {
         ($function:ident, $kind:ty, |$value:ident| $shown:expr) => {
-            read!(entries, stringify!($function).trim_start_matches("nvml"), lib.$function, $kind,
-                |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut $kind) -> u32| f(handle, out), |$value| $shown)
+            read!(
+                entries,
+                stringify!($function).trim_start_matches("nvml"),
+                lib.$function,
+                $kind,
+                |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut $kind) -> u32| f(handle, out),
+                |$value| $shown
+            )
         };
     }
     macro_rules! versioned {
         ($function:ident, $kind:ty, $version:expr, |$value:ident| $shown:expr) => {
-            read!(entries, stringify!($function).trim_start_matches("nvml"), lib.$function, $kind,
+            read!(
+                entries,
+                stringify!($function).trim_start_matches("nvml"),
+                lib.$function,
+                $kind,
                 |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut $kind) -> u32| {
                     (*out).version = version_of::<$kind>($version);
                     f(handle, out)
-                }, |$value| $shown)
+                },
+                |$value| $shown
+            )
         };
     }
     plain!(nvmlDeviceGetPciInfo_v3, sys::nvmlPciInfo_t, |it| {
@@ -224,87 +289,200 @@ fn structs(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>
     versioned!(nvmlDeviceGetPciInfoExt, sys::nvmlPciInfoExt_t, 1, |it| {
         json!({"base_class": it.baseClass, "sub_class": it.subClass, "device_id": it.pciDeviceId})
     });
-    plain!(nvmlDeviceGetMemoryInfo, sys::nvmlMemory_t, |it| json!({"total": it.total, "used": it.used, "free": it.free}));
+    plain!(
+        nvmlDeviceGetMemoryInfo,
+        sys::nvmlMemory_t,
+        |it| json!({"total": it.total, "used": it.used, "free": it.free})
+    );
     versioned!(nvmlDeviceGetMemoryInfo_v2, sys::nvmlMemory_v2_t, 2, |it| {
         json!({"total": it.total, "reserved": it.reserved, "used": it.used, "free": it.free})
     });
     plain!(nvmlDeviceGetBAR1MemoryInfo, sys::nvmlBAR1Memory_t, |it| {
         json!({"total": it.bar1Total, "used": it.bar1Used, "free": it.bar1Free})
     });
-    plain!(nvmlDeviceGetFBCStats, sys::nvmlFBCStats_t, |it| [it.sessionsCount, it.averageFPS, it.averageLatency]);
-    read!(entries, "DeviceGetEncoderStats", lib.nvmlDeviceGetEncoderStats, [u32; 3],
+    plain!(nvmlDeviceGetFBCStats, sys::nvmlFBCStats_t, |it| [
+        it.sessionsCount,
+        it.averageFPS,
+        it.averageLatency
+    ]);
+    read!(
+        entries,
+        "DeviceGetEncoderStats",
+        lib.nvmlDeviceGetEncoderStats,
+        [u32; 3],
         |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut u32, *mut u32) -> u32| {
             let first = out.cast::<u32>();
             f(handle, first, first.add(1), first.add(2))
-        }, |value| value);
-    plain!(nvmlDeviceGetUtilizationRates, sys::nvmlUtilization_t, |it| json!([it.gpu, it.memory]));
+        },
+        |value| value
+    );
+    plain!(
+        nvmlDeviceGetUtilizationRates,
+        sys::nvmlUtilization_t,
+        |it| json!([it.gpu, it.memory])
+    );
     versioned!(nvmlDeviceGetPdi, sys::nvmlPdi_t, 1, |it| it.value);
-    versioned!(nvmlDeviceGetAddressingMode, sys::nvmlDeviceAddressingMode_t, 1, |it| it.value);
-    plain!(nvmlDeviceGetC2cModeInfoV, sys::nvmlC2cModeInfo_v1_t, |it| it.isC2cEnabled);
-    versioned!(nvmlDeviceGetMarginTemperature, sys::nvmlMarginTemperature_t, 1, |it| it.marginTemperature);
-    versioned!(nvmlDeviceGetTemperatureV, sys::nvmlTemperature_t, 1, |it| it.temperature);
-    versioned!(nvmlDeviceGetRepairStatus, sys::nvmlRepairStatus_t, 1, |it| {
-        [it.bChannelRepairPending, it.bTpcRepairPending]
+    versioned!(
+        nvmlDeviceGetAddressingMode,
+        sys::nvmlDeviceAddressingMode_t,
+        1,
+        |it| it.value
+    );
+    plain!(nvmlDeviceGetC2cModeInfoV, sys::nvmlC2cModeInfo_v1_t, |it| {
+        it.isC2cEnabled
     });
-    versioned!(nvmlDeviceGetSramEccErrorStatus, sys::nvmlEccSramErrorStatus_t, 1, |it| {
-        json!({"volatile": [it.volatileCor, it.volatileUncParity, it.volatileUncSecDed],
+    versioned!(
+        nvmlDeviceGetMarginTemperature,
+        sys::nvmlMarginTemperature_t,
+        1,
+        |it| it.marginTemperature
+    );
+    versioned!(nvmlDeviceGetTemperatureV, sys::nvmlTemperature_t, 1, |it| {
+        it.temperature
+    });
+    versioned!(
+        nvmlDeviceGetRepairStatus,
+        sys::nvmlRepairStatus_t,
+        1,
+        |it| { [it.bChannelRepairPending, it.bTpcRepairPending] }
+    );
+    versioned!(
+        nvmlDeviceGetSramEccErrorStatus,
+        sys::nvmlEccSramErrorStatus_t,
+        1,
+        |it| {
+            json!({"volatile": [it.volatileCor, it.volatileUncParity, it.volatileUncSecDed],
             "aggregate": [it.aggregateCor, it.aggregateUncParity, it.aggregateUncSecDed],
             "sources": [it.aggregateUncBucketL2, it.aggregateUncBucketSm, it.aggregateUncBucketMcu,
                 it.aggregateUncBucketPcie, it.aggregateUncBucketOther],
             "threshold_exceeded": it.bThresholdExceeded})
-    });
-    plain!(nvmlDeviceGetRowRemapperHistogram, sys::nvmlRowRemapperHistogramValues_t, |it| {
-        [it.max, it.high, it.partial, it.low, it.none]
-    });
+        }
+    );
+    plain!(
+        nvmlDeviceGetRowRemapperHistogram,
+        sys::nvmlRowRemapperHistogramValues_t,
+        |it| { [it.max, it.high, it.partial, it.low, it.none] }
+    );
     plain!(nvmlDeviceGetGpuFabricInfo, sys::nvmlGpuFabricInfo_t, |it| {
         json!({"state": it.state, "status": it.status, "clique": it.cliqueId})
     });
-    versioned!(nvmlDeviceGetGpuFabricInfoV, sys::nvmlGpuFabricInfoV_t, 3, |it| {
-        json!({"state": it.state, "status": it.status, "clique": it.cliqueId, "health_mask": it.healthMask,
+    versioned!(
+        nvmlDeviceGetGpuFabricInfoV,
+        sys::nvmlGpuFabricInfoV_t,
+        3,
+        |it| {
+            json!({"state": it.state, "status": it.status, "clique": it.cliqueId, "health_mask": it.healthMask,
             "health_summary": it.healthSummary})
-    });
-    versioned!(nvmlDeviceGetPlatformInfo, sys::nvmlPlatformInfo_t, 2, |it| {
-        json!({"module": it.moduleId, "slot": it.slotNumber, "tray": it.trayIndex, "host": it.hostId, "peer": it.peerType})
-    });
-    versioned!(nvmlDeviceGetCapabilities, sys::nvmlDeviceCapabilities_t, 1, |it| it.capMask);
-    read!(entries, "DeviceGetRemappedRows", lib.nvmlDeviceGetRemappedRows, [u32; 4],
-        |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut u32, *mut u32, *mut u32) -> u32| {
+        }
+    );
+    versioned!(
+        nvmlDeviceGetPlatformInfo,
+        sys::nvmlPlatformInfo_t,
+        2,
+        |it| {
+            json!({"module": it.moduleId, "slot": it.slotNumber, "tray": it.trayIndex, "host": it.hostId, "peer": it.peerType})
+        }
+    );
+    versioned!(
+        nvmlDeviceGetCapabilities,
+        sys::nvmlDeviceCapabilities_t,
+        1,
+        |it| it.capMask
+    );
+    read!(
+        entries,
+        "DeviceGetRemappedRows",
+        lib.nvmlDeviceGetRemappedRows,
+        [u32; 4],
+        |out| |f: unsafe extern "C" fn(
+            nvmlDevice_t,
+            *mut u32,
+            *mut u32,
+            *mut u32,
+            *mut u32,
+        ) -> u32| {
             let first = out.cast::<u32>();
             f(handle, first, first.add(1), first.add(2), first.add(3))
-        }, |value| value);
-    read!(entries, "DeviceGetGspFirmwareVersion", lib.nvmlDeviceGetGspFirmwareVersion, [c_char; TEXT_LENGTH as usize],
-        |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut c_char) -> u32| f(handle, out.cast()), |value| text(&value));
-    read!(entries, "DeviceValidateInforom", lib.nvmlDeviceValidateInforom, u32,
-        |_out| |f: unsafe extern "C" fn(nvmlDevice_t) -> u32| f(handle), |value| value);
+        },
+        |value| value
+    );
+    read!(
+        entries,
+        "DeviceGetGspFirmwareVersion",
+        lib.nvmlDeviceGetGspFirmwareVersion,
+        [c_char; TEXT_LENGTH as usize],
+        |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut c_char) -> u32| f(handle, out.cast()),
+        |value| text(&value)
+    );
+    read!(
+        entries,
+        "DeviceValidateInforom",
+        lib.nvmlDeviceValidateInforom,
+        u32,
+        |_out| |f: unsafe extern "C" fn(nvmlDevice_t) -> u32| f(handle),
+        |value| value
+    );
     for object in 0..4 {
-        read!(entries, format!("DeviceGetInforomVersion[{object}]"), lib.nvmlDeviceGetInforomVersion,
+        read!(
+            entries,
+            format!("DeviceGetInforomVersion[{object}]"),
+            lib.nvmlDeviceGetInforomVersion,
             [c_char; TEXT_LENGTH as usize],
-            |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, *mut c_char, u32) -> u32| f(handle, object, out.cast(), TEXT_LENGTH),
-            |value| text(&value));
+            |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, *mut c_char, u32) -> u32| f(
+                handle,
+                object,
+                out.cast(),
+                TEXT_LENGTH
+            ),
+            |value| text(&value)
+        );
     }
     for policy in 0..12 {
-        read!(entries, format!("DeviceGetViolationStatus[{policy}]"), lib.nvmlDeviceGetViolationStatus,
+        read!(
+            entries,
+            format!("DeviceGetViolationStatus[{policy}]"),
+            lib.nvmlDeviceGetViolationStatus,
             sys::nvmlViolationTime_t,
-            |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, *mut sys::nvmlViolationTime_t) -> u32| f(handle, policy, out),
-            |value| value.violationTime);
+            |out| |f: unsafe extern "C" fn(
+                nvmlDevice_t,
+                u32,
+                *mut sys::nvmlViolationTime_t,
+            ) -> u32| f(handle, policy, out),
+            |value| value.violationTime
+        );
     }
     for (name, function) in [
-        ("DeviceGetComputeRunningProcesses", &lib.nvmlDeviceGetComputeRunningProcesses_v3),
-        ("DeviceGetGraphicsRunningProcesses", &lib.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        (
+            "DeviceGetComputeRunningProcesses",
+            &lib.nvmlDeviceGetComputeRunningProcesses_v3,
+        ),
+        (
+            "DeviceGetGraphicsRunningProcesses",
+            &lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
+        ),
     ] {
-        read!(entries, name, *function, u32,
-            |out| |f: unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut sys::nvmlProcessInfo_t) -> u32| {
-                f(handle, out, std::ptr::null_mut())
-            }, |count| count);
+        read!(
+            entries,
+            name,
+            *function,
+            u32,
+            |out| |f: unsafe extern "C" fn(
+                nvmlDevice_t,
+                *mut u32,
+                *mut sys::nvmlProcessInfo_t,
+            ) -> u32| { f(handle, out, std::ptr::null_mut()) },
+            |count| count
+        );
     }
 }
 
 /// The memory clocks that can be set, and the graphics clocks that go with each.
 fn supported_clocks(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>) {
     const ROOM: u32 = 512;
-    let (Ok(memory), Ok(graphics)) =
-        (&lib.nvmlDeviceGetSupportedMemoryClocks, &lib.nvmlDeviceGetSupportedGraphicsClocks)
-    else {
+    let (Ok(memory), Ok(graphics)) = (
+        &lib.nvmlDeviceGetSupportedMemoryClocks,
+        &lib.nvmlDeviceGetSupportedGraphicsClocks,
+    ) else {
         return;
     };
     let list = |call: &dyn Fn(*mut u32, *mut u32) -> u32| {
@@ -317,11 +495,15 @@ fn supported_clocks(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<Strin
     let (code, memory_clocks) = list(&|count, clocks| unsafe { memory(handle, count, clocks) });
     for clock in memory_clocks.iter().filter(|_| code == 0) {
         // SAFETY: as above.
-        let (code, clocks) = list(&|count, clocks| unsafe { graphics(handle, *clock, count, clocks) });
+        let (code, clocks) =
+            list(&|count, clocks| unsafe { graphics(handle, *clock, count, clocks) });
         let name = format!("DeviceGetSupportedGraphicsClocks[{clock}]");
         entries.insert(name, outcome(code, json!(clocks)));
     }
-    entries.insert("DeviceGetSupportedMemoryClocks".to_owned(), outcome(code, json!(memory_clocks)));
+    entries.insert(
+        "DeviceGetSupportedMemoryClocks".to_owned(),
+        outcome(code, json!(memory_clocks)),
+    );
 }
 
 /// A function that came after the bindings, by its name.
@@ -335,14 +517,22 @@ fn unrepairable_memory(handle: nvmlDevice_t, entries: &mut Map<String, Value>) -
     }
     type Function = unsafe extern "C" fn(nvmlDevice_t, *mut UnrepairableMemory) -> u32;
     // SAFETY: the library is loaded already.
-    let library = unsafe { libloading::Library::new("libnvidia-ml.so.1") }.context("load libnvidia-ml.so.1")?;
+    let library = unsafe { libloading::Library::new("libnvidia-ml.so.1") }
+        .context("load libnvidia-ml.so.1")?;
     // SAFETY: the function has this signature.
-    let function = unsafe { library.get::<Function>(b"nvmlDeviceGetUnrepairableMemoryFlag_v1\0") }.map(|symbol| *symbol);
-    read!(entries, "DeviceGetUnrepairableMemoryFlag_v1", function, UnrepairableMemory,
+    let function = unsafe { library.get::<Function>(b"nvmlDeviceGetUnrepairableMemoryFlag_v1\0") }
+        .map(|symbol| *symbol);
+    read!(
+        entries,
+        "DeviceGetUnrepairableMemoryFlag_v1",
+        function,
+        UnrepairableMemory,
         |out| |f: Function| {
             (*out).version = version_of::<UnrepairableMemory>(1);
             f(handle, out)
-        }, |it| it.unrepairable);
+        },
+        |it| it.unrepairable
+    );
     Ok(())
 }
 
@@ -350,42 +540,85 @@ fn unrepairable_memory(handle: nvmlDevice_t, entries: &mut Map<String, Value>) -
 fn with_two_arguments(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>) {
     for kind in 0..2 {
         for counter in 0..2 {
-            read!(entries, format!("DeviceGetTotalEccErrors[{kind},{counter}]"), lib.nvmlDeviceGetTotalEccErrors, u64,
-                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u64) -> u32| f(handle, kind, counter, out),
-                |value| value);
+            read!(
+                entries,
+                format!("DeviceGetTotalEccErrors[{kind},{counter}]"),
+                lib.nvmlDeviceGetTotalEccErrors,
+                u64,
+                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u64) -> u32| f(
+                    handle, kind, counter, out
+                ),
+                |value| value
+            );
             for place in 0..8 {
-                read!(entries, format!("DeviceGetMemoryErrorCounter[{kind},{counter},{place}]"),
-                    lib.nvmlDeviceGetMemoryErrorCounter, u64,
-                    |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, u32, *mut u64) -> u32| {
-                        f(handle, kind, counter, place, out)
-                    }, |value| value);
+                read!(
+                    entries,
+                    format!("DeviceGetMemoryErrorCounter[{kind},{counter},{place}]"),
+                    lib.nvmlDeviceGetMemoryErrorCounter,
+                    u64,
+                    |out| |f: unsafe extern "C" fn(
+                        nvmlDevice_t,
+                        u32,
+                        u32,
+                        u32,
+                        *mut u64,
+                    ) -> u32| { f(handle, kind, counter, place, out) },
+                    |value| value
+                );
             }
         }
     }
     for kind in 0..4 {
         for which in 0..4 {
-            read!(entries, format!("DeviceGetClock[{kind},{which}]"), lib.nvmlDeviceGetClock, u32,
-                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u32) -> u32| f(handle, kind, which, out),
-                |value| value);
+            read!(
+                entries,
+                format!("DeviceGetClock[{kind},{which}]"),
+                lib.nvmlDeviceGetClock,
+                u32,
+                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u32) -> u32| f(
+                    handle, kind, which, out
+                ),
+                |value| value
+            );
         }
     }
     for link in 0..18 {
         for counter in 0..5 {
-            read!(entries, format!("DeviceGetNvLinkErrorCounter[{link},{counter}]"), lib.nvmlDeviceGetNvLinkErrorCounter, u64,
-                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u64) -> u32| f(handle, link, counter, out),
-                |value| value);
+            read!(
+                entries,
+                format!("DeviceGetNvLinkErrorCounter[{link},{counter}]"),
+                lib.nvmlDeviceGetNvLinkErrorCounter,
+                u64,
+                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u64) -> u32| f(
+                    handle, link, counter, out
+                ),
+                |value| value
+            );
         }
         for capability in 0..6 {
-            read!(entries, format!("DeviceGetNvLinkCapability[{link},{capability}]"), lib.nvmlDeviceGetNvLinkCapability, u32,
-                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u32) -> u32| f(handle, link, capability, out),
-                |value| value);
+            read!(
+                entries,
+                format!("DeviceGetNvLinkCapability[{link},{capability}]"),
+                lib.nvmlDeviceGetNvLinkCapability,
+                u32,
+                |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, u32, *mut u32) -> u32| f(
+                    handle, link, capability, out
+                ),
+                |value| value
+            );
         }
     }
     for cause in 0..2 {
-        read!(entries, format!("DeviceGetRetiredPages[{cause}]"), lib.nvmlDeviceGetRetiredPages, u32,
+        read!(
+            entries,
+            format!("DeviceGetRetiredPages[{cause}]"),
+            lib.nvmlDeviceGetRetiredPages,
+            u32,
             |out| |f: unsafe extern "C" fn(nvmlDevice_t, u32, *mut u32, *mut u64) -> u32| {
                 f(handle, cause, out, std::ptr::null_mut())
-            }, |count| count);
+            },
+            |count| count
+        );
     }
 }
 
@@ -398,7 +631,9 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
     for field in 1..FIELDS {
         for scope in [0, 2, u32::MAX] {
             // The memory's scope is known to power fields alone, and all links at once to link fields alone.
-            let power = (field_id::NVML_FI_DEV_POWER_AVERAGE..=field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT).contains(&field);
+            let power = (field_id::NVML_FI_DEV_POWER_AVERAGE
+                ..=field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT)
+                .contains(&field);
             let link = (161..=168).contains(&field) || (201..=225).contains(&field);
             if (scope == 2 && !power) || (scope == u32::MAX && !link) {
                 continue;
@@ -432,7 +667,9 @@ fn field_value(field: &sys::nvmlFieldValue_t) -> Value {
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_DOUBLE => json!({"double": value.dVal}),
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT => json!({"u32": value.uiVal}),
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_INT => json!({"i32": value.siVal}),
-            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_LONG_LONG => json!({"i64": value.sllVal}),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_LONG_LONG => {
+                json!({"i64": value.sllVal})
+            }
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_SHORT => json!({"u16": value.usVal}),
             _ => json!({"u64": value.ullVal}),
         }
@@ -449,12 +686,21 @@ fn compare(left: &str, right: &str) -> Result<()> {
     let mut both = vec![("system".to_owned(), &left["system"], &right["system"])];
     let gpus = |value: &'_ Value| value["gpus"].as_array().map_or(0, Vec::len);
     for index in 0..gpus(&left).max(gpus(&right)) {
-        both.push((format!("gpu {index}"), &left["gpus"][index], &right["gpus"][index]));
+        both.push((
+            format!("gpu {index}"),
+            &left["gpus"][index],
+            &right["gpus"][index],
+        ));
     }
     let mut compared = 0;
     for (place, left, right) in both {
         let keys = |value: &Value| -> BTreeSet<String> {
-            value.as_object().into_iter().flat_map(Map::keys).cloned().collect()
+            value
+                .as_object()
+                .into_iter()
+                .flat_map(Map::keys)
+                .cloned()
+                .collect()
         };
         for key in keys(left).union(&keys(right)) {
             compared += 1;
