@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// `gpu_simulator_scenario`.
+type Marker = unsafe extern "C" fn() -> *const std::ffi::c_char;
+
 const SUCCESS: u32 = sys::nvmlReturn_enum_NVML_SUCCESS;
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
 
@@ -365,7 +368,6 @@ fn the_marker_names_the_scenario() {
             &prepare("marker", "p5.48xlarge", &["xid-79"]),
         );
     }
-    type Marker = unsafe extern "C" fn() -> *const std::ffi::c_char;
     for name in [
         "libnvidia-ml.so.1",
         "libcuda.so.1",
