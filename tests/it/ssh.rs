@@ -130,20 +130,18 @@ impl Server {
 
     /// Kills the processes that serve connections, not the one that listens: what a lost connection looks like.
     fn drop_connections(&self) {
-        let listening = self.sshd.id().to_string();
-        let killed = Command::new("pkill")
-            .args(["-KILL", "-P", &listening])
-            .status()
-            .expect("pkill can be started");
-        assert!(killed.success(), "no connection was there to be lost");
+        let serving = sshd_processes_below(self.sshd.id());
+        assert!(!serving.is_empty(), "no connection was there to be lost");
+        kill(&serving);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = Command::new("pkill")
-            .args(["-KILL", "-P", &self.sshd.id().to_string()])
-            .status();
+        let serving = sshd_processes_below(self.sshd.id());
+        if !serving.is_empty() {
+            kill(&serving);
+        }
         let _ = self.sshd.kill();
         let _ = self.sshd.wait();
         if std::thread::panicking() {
@@ -153,6 +151,34 @@ impl Drop for Server {
             );
         }
     }
+}
+
+/// One connection is served by one or two processes, depending on who logs in; what runs in the session is not listed.
+fn sshd_processes_below(parent: u32) -> Vec<u32> {
+    let output = Command::new("pgrep")
+        .args(["-P", &parent.to_string()])
+        .output()
+        .expect("pgrep can be started");
+    let children = String::from_utf8_lossy(&output.stdout).into_owned();
+    let children = children.lines().filter_map(|line| line.parse::<u32>().ok());
+    let is_sshd = |process: &u32| {
+        std::fs::read_to_string(format!("/proc/{process}/comm"))
+            .is_ok_and(|name| name.starts_with("sshd"))
+    };
+    children
+        .filter(is_sshd)
+        .flat_map(|child| [vec![child], sshd_processes_below(child)].concat())
+        .collect()
+}
+
+fn kill(processes: &[u32]) {
+    let processes = processes.iter().map(u32::to_string);
+    // One of them may end by itself when another one does.
+    let _ = Command::new("kill")
+        .arg("-KILL")
+        .args(processes)
+        .stderr(Stdio::null())
+        .status();
 }
 
 /// A run that waits on the other side, with what it said at its start.
@@ -200,9 +226,13 @@ impl Running {
         assert!(sent.expect("kill can be started").success());
     }
 
-    fn finish(self) -> (Output, PathBuf, PathBuf) {
+    /// Waits for xtask to end: its output, the remote folder, the remote process.
+    fn finish(mut self) -> (Output, PathBuf, PathBuf) {
         drop(self.lines);
-        let output = self.xtask.wait_with_output().expect("xtask ends");
+        eventually("xtask to end", || {
+            self.xtask.try_wait().expect("a child").is_some()
+        });
+        let output = self.xtask.wait_with_output().expect("xtask has ended");
         (output, self.remote_folder, self.remote_process)
     }
 }
@@ -221,9 +251,9 @@ fn free_port() -> u16 {
 }
 
 fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !happened() {
-        assert!(Instant::now() < deadline, "waited 20 s for {what}");
+        assert!(Instant::now() < deadline, "waited 60 s for {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -355,9 +355,12 @@ mod tests {
         reason = "only another process can look at all tests of this one, in whatever order they ran"
     )]
     fn every_check_is_seen_to_pass_and_to_object() {
+        /// An incomplete run was not looked at to the end, which is an error and never a failure.
+        const ONLY_ERR: [&str; 1] = ["run_complete"];
         let tests = std::env::current_exe().expect("a test knows its binary");
         let run = std::process::Command::new(tests)
-            .args(["checks::", "--nocapture", "--test-threads=1"])
+            .args(["checks::", "--skip", "commands::"])
+            .args(["--nocapture", "--test-threads=1"])
             .output()
             .expect("the test binary starts");
         let said = String::from_utf8_lossy(&run.stdout);
@@ -372,8 +375,9 @@ mod tests {
         }
         for entry in ALL {
             let verdicts = seen.remove(entry.check.id).unwrap_or_default();
+            let can_only_err = ONLY_ERR.contains(&entry.check.id) && verdicts.contains("error");
             assert!(
-                verdicts.contains("fail") || verdicts.contains("warn"),
+                can_only_err || verdicts.contains("fail") || verdicts.contains("warn"),
                 "no test sees {} fail or warn, only {verdicts:?}",
                 entry.check.id
             );

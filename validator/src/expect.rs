@@ -5,7 +5,7 @@
 //! reference value is handed out only where it holds on every healthy machine; what boards, clouds and virtual machines
 //! rightly change is left to the profile.
 
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, GpuFacts, PciDevice};
 use crate::profile::{Profile, ServiceRequirement};
 use crate::reference::{self, Ec2InstanceRow, GpuModel, KernelModuleSupport};
 
@@ -215,17 +215,244 @@ pub(crate) fn fabric_manager(facts: &Facts, profile: &Profile) -> Option<Expecte
         Some(ServiceRequirement::Inactive) => Some(false),
         Some(ServiceRequirement::Enabled | ServiceRequirement::Installed) | None => None,
     };
-    let instance = ec2_instance(facts).map(|row| (row, row.fabric_manager));
-    expected(wanted, instance, None).or_else(|| {
-        let devices = facts.host.pci_devices.value()?;
-        let has_switches = devices.iter().any(crate::facts::PciDevice::is_nvswitch);
-        Some(Expected {
-            value: has_switches,
-            source: if has_switches {
-                "NVSwitches on the PCI bus".to_owned()
-            } else {
-                "no NVSwitch on the PCI bus".to_owned()
-            },
+    let switches = facts
+        .host
+        .pci_devices
+        .value()
+        .map(|devices| devices.iter().any(PciDevice::is_nvswitch));
+    let by_bus = |value, source: &str| Expected {
+        value,
+        source: source.to_owned(),
+    };
+    wanted
+        .map(Expected::by_profile)
+        .or_else(|| (switches == Some(true)).then(|| by_bus(true, "NVSwitches on the PCI bus")))
+        .or_else(|| {
+            let row = ec2_instance(facts)?;
+            Some(Expected::by_instance(row, row.fabric_manager))
         })
-    })
+        .or_else(|| switches.map(|_| by_bus(false, "no NVSwitch on the PCI bus")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Ec2Instance, KernelModuleFlavor, Power, Reading};
+
+    fn gpu(name: &str, device_id: u16) -> GpuFacts {
+        GpuFacts {
+            name: Reading::Value(name.to_owned()),
+            pci_device_id: Reading::Value(device_id),
+            ..GpuFacts::default()
+        }
+    }
+
+    fn node(count: usize, gpu: &GpuFacts) -> Facts {
+        Facts {
+            gpus: vec![gpu.clone(); count],
+            ..Facts::default()
+        }
+    }
+
+    fn on_ec2(mut facts: Facts, instance_type: &str) -> Facts {
+        facts.host.ec2 = Reading::Value(Ec2Instance {
+            instance_type: instance_type.to_owned(),
+            ..Ec2Instance::default()
+        });
+        facts
+    }
+
+    fn on_the_bus(facts: &mut Facts, devices: &[(u16, u32)]) {
+        let devices = devices.iter().map(|(device_id, class)| PciDevice {
+            device_id: *device_id,
+            class: *class,
+            ..PciDevice::default()
+        });
+        facts.host.pci_devices = Reading::Value(devices.collect());
+    }
+
+    fn profile(yaml: &str) -> Profile {
+        crate::profile::parse(yaml, "test profile").expect("the test's profile is valid")
+    }
+
+    fn h200() -> GpuFacts {
+        gpu("NVIDIA H200", 0x2335)
+    }
+
+    fn told<T>(expected: Option<Expected<T>>) -> Option<(T, String)> {
+        expected.map(|it| (it.value, it.source))
+    }
+
+    #[test]
+    fn the_profile_comes_before_the_instance_type() {
+        let facts = on_ec2(node(8, &h200()), "p5en.48xlarge");
+        let by_instance = || "EC2 instance type p5en.48xlarge".to_owned();
+        let by_profile = || "the profile".to_owned();
+        let none = Profile::default();
+        assert_eq!(told(gpu_count(&facts, &none)), Some((8, by_instance())));
+        assert_eq!(
+            told(gpu_model_name(&facts, &none)),
+            Some(("H200 SXM".to_owned(), by_instance()))
+        );
+        let mine = profile("gpus: {count: 4, model: NVIDIA H200, nvlinks: 12}");
+        assert_eq!(told(gpu_count(&facts, &mine)), Some((4, by_profile())));
+        assert_eq!(
+            told(nvlinks(&h200(), &facts, &mine)),
+            Some((12, by_profile()))
+        );
+        assert_eq!(
+            told(nvlinks(&h200(), &facts, &none)),
+            Some((18, by_instance()))
+        );
+        assert_eq!(gpu_count(&node(8, &h200()), &none), None);
+        assert_eq!(
+            gpu_count(&on_ec2(Facts::default(), "m5.large"), &none),
+            None
+        );
+    }
+
+    #[test]
+    fn a_model_goes_by_all_of_its_names() {
+        assert!(is_model(&h200(), "H200 SXM") && is_model(&h200(), "NVIDIA H200"));
+        assert!(!is_model(&h200(), "H200 NVL") && !is_model(&h200(), ""));
+        assert!(
+            is_model(&gpu("A100-SXM4-40GB", 0x20b0), "A100 SXM 40GB"),
+            "drivers before 470"
+        );
+        // A name that no table knows is compared as it is.
+        assert!(is_model(&gpu("NVIDIA X1", 0xffff), "NVIDIA X1"));
+    }
+
+    #[test]
+    fn nvlinks_of_the_model_hold_on_a_whole_board_only() {
+        let none = Profile::default();
+        let of = |count, gpu: &GpuFacts| told(nvlinks(gpu, &node(count, gpu), &none));
+        assert_eq!(of(8, &h200()), Some((18, "GPU model H200 SXM".to_owned())));
+        // One passed-through GPU of a board: its links lead to switches that the host keeps.
+        assert_eq!(of(1, &h200()), None);
+        // Azure's NCv5: bridges connect 12 of 18.
+        assert_eq!(of(2, &gpu("NVIDIA H100 NVL", 0x2321)), None);
+        assert_eq!(of(8, &gpu("NVIDIA H100 NVL", 0x2321)), None);
+        assert_eq!(of(8, &gpu("NVIDIA L4", 0x27b8)), None);
+    }
+
+    #[test]
+    fn a_vgpu_has_none_of_its_cards_numbers() {
+        let mut vgpu = gpu("NVIDIA L4-6Q", 0x27b8);
+        assert!(memory_minimum_mib(&vgpu, &Profile::default()).is_some());
+        vgpu.virtualization_mode = Reading::Value("vgpu".to_owned());
+        assert_eq!(memory_minimum_mib(&vgpu, &Profile::default()), None);
+        assert_eq!(ecc(&vgpu, &Profile::default()), None);
+    }
+
+    #[test]
+    fn memory_and_link_are_floors() {
+        let none = Profile::default();
+        let memory = memory_minimum_mib(&h200(), &none).map(|it| it.value);
+        assert!(
+            memory.is_some_and(|it| (135_000..143_771).contains(&it)),
+            "{memory:?}"
+        );
+        // H200 on a machine whose slot is slower than the card is no fault by itself.
+        assert_eq!(pcie_generation(&h200(), &none).map(|it| it.value), Some(3));
+        assert_eq!(
+            pcie_width(&gpu("NVIDIA L4", 0x27b8), &none).map(|it| it.value),
+            Some(8)
+        );
+        assert_eq!(pcie_width(&gpu("NVIDIA X1", 0xffff), &none), None);
+        let mine = profile("gpus: {pcie: {generation: 5, width: 16}, memory_minimum_mib: 1}");
+        assert_eq!(pcie_generation(&h200(), &mine).map(|it| it.value), Some(5));
+        assert_eq!(
+            memory_minimum_mib(&h200(), &mine).map(|it| it.value),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn the_power_limit_is_the_gpus_own_default() {
+        let mut gpu = h200();
+        assert_eq!(power_limit_mw(&gpu, &Profile::default()), None);
+        gpu.power = Reading::Value(Power {
+            limit_mw: 500_000,
+            default_limit_mw: Some(700_000),
+            ..Power::default()
+        });
+        let own = told(power_limit_mw(&gpu, &Profile::default()));
+        assert_eq!(own, Some((700_000, "the GPU's own default".to_owned())));
+        let mine = profile("gpus: {power_limit_w: 500}");
+        assert_eq!(
+            power_limit_mw(&gpu, &mine).map(|it| it.value),
+            Some(500_000)
+        );
+    }
+
+    #[test]
+    fn ecc_is_expected_of_data_center_gpus() {
+        let none = Profile::default();
+        assert_eq!(ecc(&h200(), &none).map(|it| it.value), Some(true));
+        assert_eq!(ecc(&gpu("NVIDIA GeForce RTX 4090", 0x2684), &none), None);
+        assert_eq!(
+            ecc(&h200(), &profile("gpus: {ecc: false}")).map(|it| it.value),
+            Some(false)
+        );
+    }
+
+    #[test]
+    fn the_oldest_gpu_decides_on_the_kernel_module() {
+        let none = Profile::default();
+        let support = |facts: &Facts| kernel_module(facts, &none).map(|it| it.value);
+        assert_eq!(
+            support(&node(8, &h200())),
+            Some(KernelModuleSupport::Either)
+        );
+        assert_eq!(
+            support(&node(8, &gpu("NVIDIA B200", 0x2901))),
+            Some(KernelModuleSupport::OpenOnly)
+        );
+        let mut mixed = node(1, &h200());
+        mixed.gpus.push(gpu("Tesla V100-SXM2-16GB", 0x1db1));
+        assert_eq!(support(&mixed), Some(KernelModuleSupport::ProprietaryOnly));
+        assert_eq!(support(&Facts::default()), None);
+        // Where no driver runs yet, the PCI bus is enough.
+        let mut bare = Facts::default();
+        on_the_bus(&mut bare, &[(0x1db1, 0x03_0200), (0x2901, 0x06_8000)]);
+        assert_eq!(support(&bare), Some(KernelModuleSupport::ProprietaryOnly));
+        let mine = profile("driver: {kernel_module: open}");
+        let by_profile = kernel_module(&bare, &mine).expect("the profile says so");
+        assert!(by_profile.value.supports(KernelModuleFlavor::Open));
+        assert!(!by_profile.value.supports(KernelModuleFlavor::Proprietary));
+    }
+
+    #[test]
+    fn fabric_manager_is_needed_where_switches_are() {
+        let none = Profile::default();
+        let needed = |facts: &Facts| told(fabric_manager(facts, &none));
+        // Eight GPUs with a fabric, but the host keeps the switches: nothing to run here.
+        let mut guest = node(8, &h200());
+        on_the_bus(&mut guest, &[(0x2335, 0x03_0200)]);
+        assert_eq!(
+            needed(&guest),
+            Some((false, "no NVSwitch on the PCI bus".to_owned()))
+        );
+        on_the_bus(&mut guest, &[(0x2335, 0x03_0200), (0x22a3, 0x06_8000)]);
+        assert_eq!(
+            needed(&guest),
+            Some((true, "NVSwitches on the PCI bus".to_owned()))
+        );
+        // The switches of an instance may be hidden; its type tells of them.
+        let hidden = on_ec2(node(8, &h200()), "p5en.48xlarge");
+        assert_eq!(
+            needed(&hidden),
+            Some((true, "EC2 instance type p5en.48xlarge".to_owned()))
+        );
+        let single = on_ec2(node(1, &gpu("NVIDIA H100 80GB HBM3", 0x2330)), "p5.4xlarge");
+        assert_eq!(needed(&single).map(|it| it.0), Some(false));
+        // Nothing was read: nobody says.
+        assert_eq!(needed(&node(8, &h200())), None);
+        let mine = profile("services: {nvidia-fabricmanager: inactive}");
+        assert_eq!(
+            fabric_manager(&hidden, &mine).map(|it| it.value),
+            Some(false)
+        );
+    }
 }

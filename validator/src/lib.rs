@@ -21,8 +21,10 @@ pub mod facts;
 pub mod findings;
 pub mod kernel_log;
 pub mod level;
+mod load;
 #[deny(clippy::disallowed_methods)]
 mod machine;
+mod nearest_name;
 pub mod probe;
 pub mod profile;
 pub mod reference;

@@ -69,13 +69,13 @@ pub(crate) fn parse_driver_version(text: &str) -> Result<DriverVersion, Outcome>
 }
 
 /// A systemd service as it is on the host.
-pub(crate) fn service<'a>(facts: &'a Facts, name: &str) -> Result<&'a ServiceState, Outcome> {
+pub(crate) fn service(facts: &Facts, name: &str) -> Result<ServiceState, Outcome> {
     let reading = facts.host.services.get(name);
     let visible = reading
         .and_then(crate::facts::Reading::value)
         .filter(|state| state.installed || state.active);
     if let Some(state) = visible {
-        return Ok(state);
+        return Ok(*state);
     }
     if in_container(facts) {
         return Err(Outcome::skip(format!(
@@ -84,12 +84,12 @@ pub(crate) fn service<'a>(facts: &'a Facts, name: &str) -> Result<&'a ServiceSta
     }
     match reading {
         None => Err(Outcome::error(format!("service {name} was not looked at"))),
-        Some(reading) => reading.required(&format!("service {name}")),
+        Some(reading) => reading.required(&format!("service {name}")).copied(),
     }
 }
 
-/// Whether `state` is what is asked of the service, in words that fit after `service x is`.
-pub(crate) fn meets(state: &ServiceState, requirement: ServiceRequirement) -> bool {
+/// Whether `state` is what is asked of the service.
+pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> bool {
     match requirement {
         ServiceRequirement::Active => state.active,
         ServiceRequirement::Enabled => state.enabled,
@@ -99,7 +99,7 @@ pub(crate) fn meets(state: &ServiceState, requirement: ServiceRequirement) -> bo
 }
 
 /// `active and enabled`, `installed but not active`, `not installed`.
-pub(crate) fn describe_service(state: &ServiceState) -> &'static str {
+pub(crate) fn describe_service(state: ServiceState) -> &'static str {
     match (state.installed, state.enabled, state.active) {
         (_, true, true) => "active and enabled",
         (_, false, true) => "active but not enabled",

@@ -45,13 +45,11 @@ impl Tally {
             .filter(|(verdict, _)| *verdict == worst)
             .map(|(_, text)| text.as_str())
             .collect();
-        let mut summary = texts[..texts.len().min(TEXTS_IN_THE_SUMMARY)].join("; ");
-        if texts.len() > TEXTS_IN_THE_SUMMARY {
-            summary.push_str(&format!(
-                "; and {} more",
-                texts.len() - TEXTS_IN_THE_SUMMARY
-            ));
-        }
+        let shown = texts.len().min(TEXTS_IN_THE_SUMMARY);
+        let summary = match texts.len() - shown {
+            0 => texts.join("; "),
+            more => format!("{}; and {more} more", texts[..shown].join("; ")),
+        };
         let outcome = match worst {
             Verdict::Pass | Verdict::Skip => Outcome::pass(summary),
             Verdict::Warn => Outcome::warn(summary),

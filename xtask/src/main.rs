@@ -9,6 +9,7 @@ mod fuzz;
 mod glibc_floor;
 mod interrupts;
 mod junit_readers;
+mod kernels;
 mod simulate;
 mod tools;
 mod validate_ami;
@@ -36,6 +37,8 @@ enum Task {
     Ci(ci::Arguments),
     JunitReaders(junit_readers::Arguments),
     Fuzz(fuzz::Arguments),
+    /// Build the GPU kernels to PTX and cubins
+    Kernels { #[arg(long)] check: bool },
     Tools(tools::Arguments),
 }
 
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Task::Ci(arguments) => return ci::run(&arguments),
         Task::JunitReaders(arguments) => junit_readers::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
+        Task::Kernels { check } => workspace::shell().and_then(|sh| kernels::run(&sh, check)),
         Task::Tools(arguments) => tools::run(&arguments),
     };
     match outcome {

@@ -160,7 +160,8 @@ pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
 /// Boards whose clocks fall at idle show P8 there, except those that always stay in P0.
 fn performance_state(gpu: &Gpu, busy: bool) -> u32 {
     let memory_clock_falls = gpu.clocks.idle.memory_mhz < gpu.clocks.max.memory_mhz;
-    if busy || !memory_clock_falls { 0 } else { 8 }
+    let follows = if busy || !memory_clock_falls { 0 } else { 8 };
+    gpu.performance_state.unwrap_or(follows)
 }
 
 fn clocks(gpu: &Gpu, busy: bool, slowed: bool) -> ClockSet {

@@ -89,6 +89,9 @@ pub struct Gpu {
     /// None on drivers and products that do not tell.
     #[serde(default)]
     pub recovery_action: Option<RecoveryAction>,
+    /// The performance state, where it does not follow from load and clocks; `P0` is 0.
+    #[serde(default)]
+    pub performance_state: Option<u32>,
     /// Throttle reasons that hold besides those that follow from load (idle, software power cap).
     #[serde(default)]
     pub throttle_reasons: Vec<ThrottleReason>,

@@ -1,8 +1,8 @@
 //! Clocks are not held down by a setting.
 //!
 //! ## Why
-//! Locked or lowered clocks (`nvidia-smi --lock-memory-clocks`, a profiler that was killed, a vendor's tool) make every job slower
-//! and outlive the process that set them.
+//! Locked or lowered clocks (`nvidia-smi --lock-memory-clocks`, a profiler that was killed, a vendor's tool) make every
+//! job slower and outlive the process that set them.
 //!
 //! ## How it is judged
 //! - In performance state P0 the memory clock must be at least 95 % of its maximum: `warn` below. In other states it is
@@ -12,13 +12,13 @@
 //! Skipped where GPU and driver tell no maximum and there is no other GPU.
 //!
 //! ## What to do
-//! `nvidia-smi --reset-memory-clocks --reset-gpu-clocks` and `nvidia-smi --reset-applications-clocks` on the GPU; find out who sets
-//! them.
+//! `nvidia-smi --reset-memory-clocks --reset-gpu-clocks` and `nvidia-smi --reset-applications-clocks` on the GPU; find
+//! out who sets them.
 //!
 //! ## Source
 //! `nvmlDeviceGetClockInfo` and `nvmlDeviceGetMaxClockInfo`,
-//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. On an idle H200 in P0 the memory clock is exactly
-//! its maximum; the 5 % are room for the few MHz by which other models differ (a T4 runs at 5000 of 5001).
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. On an idle H200 in P0 the memory clock is
+//! exactly its maximum; the 5 % are room for the few MHz by which other models differ (a T4 runs at 5000 of 5001).
 
 use crate::check::{Check, Judge, worst_of};
 use crate::facts::{Clocks, Facts, GpuFacts};

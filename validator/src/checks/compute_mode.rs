@@ -5,8 +5,9 @@
 //! like a broken GPU to everything that starts more than one.
 //!
 //! ## How it is judged
-//! The mode must be what the profile says (`gpus.compute_mode`): `fail` otherwise. Where the profile says nothing, "default"
-//! passes, an exclusive mode is a `warn`, and "prohibited" is a `fail`. Virtual GPUs that know no compute mode are skipped.
+//! The mode must be what the profile says (`gpus.compute_mode`): `fail` otherwise. Where the profile says nothing,
+//! "default" passes, an exclusive mode is a `warn`, and "prohibited" is a `fail`. Virtual GPUs that know no compute
+//! mode are skipped.
 //!
 //! ## What to do
 //! `nvidia-smi --compute-mode=DEFAULT` on the GPU, or state the wanted mode in the profile.
@@ -63,7 +64,7 @@ mod tests {
 
     fn with(profile: &str, mode: ComputeMode) -> Finding {
         judge_gpu(&CHECK, profile, |gpu| {
-            gpu.compute_mode = Reading::Value(mode)
+            gpu.compute_mode = Reading::Value(mode);
         })
     }
 

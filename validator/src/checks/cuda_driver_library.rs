@@ -104,7 +104,7 @@ fn judge_not_initialised(facts: &Facts, profile: &Profile) -> Judgement {
     let trouble = facts.cuda.probe_trouble.join("; ");
     let mut summary = format!("CUDA could not be asked: {reason}");
     if !trouble.is_empty() && trouble != reason {
-        summary.push_str(&format!(" ({trouble})"));
+        summary = format!("{summary} ({trouble})");
     }
     Ok(Outcome::error(summary).remedy(
         "try it by hand, for instance with deviceQuery; for a hang look for Xids: dmesg | grep NVRM",
@@ -113,7 +113,7 @@ fn judge_not_initialised(facts: &Facts, profile: &Profile) -> Judgement {
 
 #[cfg(test)]
 mod tests {
-    use crate::facts::{CudaResult, Facts, Reading};
+    use crate::facts::{CudaFacts, CudaResult, Facts, Reading};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{healthy_node, judge_host_check};
 
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn fails_when_the_library_is_not_installed() {
         let mut facts = healthy_node();
-        facts.cuda = Default::default();
+        facts.cuda = CudaFacts::default();
         facts.cuda.library = Reading::NotRead("libcuda.so.1: cannot open".to_owned());
         facts.host.libcuda_files = Reading::Value(Vec::new());
         assert_eq!(judge(&facts).verdict, Verdict::Fail);
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn errs_when_it_could_not_be_asked() {
         let mut facts = healthy_node();
-        facts.cuda = Default::default();
+        facts.cuda = CudaFacts::default();
         assert_eq!(judge(&facts).verdict, Verdict::Error);
         facts.cuda.library = healthy_node().cuda.library;
         facts.cuda.init = Reading::NotRead("time-out after 60 s".to_owned());
@@ -215,7 +215,7 @@ mod tests {
         named(&facts, "gpu_count");
 
         let mut facts = healthy_node();
-        facts.cuda = Default::default();
+        facts.cuda = CudaFacts::default();
         if let Reading::Value(modules) = &mut facts.host.kernel_modules {
             modules.loaded.clear();
         }

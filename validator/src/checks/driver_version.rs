@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(judge("driver: {branch: 580}").verdict, Verdict::Pass);
         assert_eq!(judge("driver: {branch: 570}").verdict, Verdict::Fail);
         assert_eq!(
-            judge("driver: {minimum: 570.26, branch: 590}").verdict,
+            judge("driver: {minimum: 570.26, branch: 570}").verdict,
             Verdict::Fail
         );
     }

@@ -6,17 +6,17 @@
 //!
 //! ## How it is judged
 //! The registration must be completed, with success, and the fabric's health mask must name nothing. Anything else is a
-//! `fail`, "in progress" too: it ends by itself only in the first minutes after boot.
-//! GPUs that need no fabric are skipped; one that must have a fabric (a whole board of Hopper or newer, or
-//! an EC2 type with NVSwitches) and says that it has none is an `error`.
+//! `fail`, "in progress" too: it ends by itself only in the first minutes after boot. GPUs that need no fabric are
+//! skipped; one that must have a fabric (a whole board of Hopper or newer, or an EC2 type with NVSwitches) and says
+//! that it has none is an `error`.
 //!
 //! ## What to do
-//! Start fabric manager of exactly the driver's version (`systemctl enable --now nvidia-fabricmanager`) and read its log. On a
-//! virtual machine with shared NVSwitches the host runs it: ask the provider, or replace the instance.
+//! Start fabric manager of exactly the driver's version (`systemctl enable --now nvidia-fabricmanager`) and read its
+//! log. On a virtual machine with shared NVSwitches the host runs it: ask the provider, or replace the instance.
 //!
 //! ## Source
-//! `nvmlGpuFabricInfo_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html>; NVIDIA Fabric Manager User
-//! Guide, <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>; DCGM fails every other state.
+//! `nvmlGpuFabricInfo_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html>; NVIDIA Fabric Manager
+//! User Guide, <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>; DCGM fails every other state.
 
 use crate::check::{Check, Judge, model_has};
 use crate::expect;

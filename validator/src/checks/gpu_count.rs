@@ -317,7 +317,9 @@ fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use crate::facts::{CudaResult, Facts, KernelLogRecord, MigMode, PciDevice, Reading};
+    use crate::facts::{
+        CudaFacts, CudaResult, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice, Reading,
+    };
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{healthy_node, judge_host_check};
 
@@ -337,8 +339,8 @@ mod tests {
         facts.host.ec2 = Reading::NotSupported;
         bus(&mut facts).clear();
         facts.gpus.clear();
-        facts.nvml = Default::default();
-        facts.cuda = Default::default();
+        facts.nvml = NvmlFacts::default();
+        facts.cuda = CudaFacts::default();
         if let Reading::Value(modules) = &mut facts.host.kernel_modules {
             modules.loaded.clear();
             modules.nvidia_gpus.clear();
@@ -541,7 +543,7 @@ mod tests {
     fn leaves_a_missing_driver_and_a_silent_nvml_to_their_own_checks() {
         let mut facts = healthy_node();
         facts.gpus.clear();
-        facts.nvml = Default::default();
+        facts.nvml = NvmlFacts::default();
         let finding = judge(&facts, "{}");
         assert_eq!(finding.verdict, Verdict::Skip);
         assert!(finding.summary.contains("nvml_library"));

@@ -1,8 +1,8 @@
 //! The GPU has all its memory.
 //!
 //! ## Why
-//! A GPU that shows less memory than its siblings (a failed memory stack, a wrong VBIOS, a MIG or vGPU remainder) fails jobs
-//! that fit everywhere else.
+//! A GPU that shows less memory than its siblings (a failed memory stack, a wrong VBIOS, a MIG or vGPU remainder) fails
+//! jobs that fit everywhere else.
 //!
 //! ## How it is judged
 //! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else what the GPU model has.

@@ -1,15 +1,15 @@
 //! The GPU is of the expected model.
 //!
 //! ## Why
-//! A node with another GPU than its pool promises runs jobs slower, or not at all. A GPU that names itself wrongly has a
-//! wrong or damaged VBIOS.
+//! A node with another GPU than its pool promises runs jobs slower, or not at all. A GPU that names itself wrongly has
+//! a wrong or damaged VBIOS.
 //!
 //! ## How it is judged
-//! The product name that NVML gives must be the one that the profile names (`gpus.model`: the product name, or the name of a
-//! model of the reference table), else the one that the EC2 instance type has. With neither, all GPUs of the machine should
-//! be of one model (`warn`). A GPU of a known model must have that model's compute capability.
-//! A model that is not in the reference table is a `warn`: its ECC, NVLink, memory and power are judged without
-//! knowing what they should be.
+//! The product name that NVML gives must be the one that the profile names (`gpus.model`: the product name, or the name
+//! of a model of the reference table), else the one that the EC2 instance type has. With neither, all GPUs of the
+//! machine should be of one model (`warn`). A GPU of a known model must have that model's compute capability. A model
+//! that is not in the reference table is a `warn`: its ECC, NVLink, memory and power are judged without knowing what
+//! they should be.
 //!
 //! ## What to do
 //! Check that the machine is of the type that its pool asks for, or correct the profile.

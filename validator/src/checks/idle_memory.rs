@@ -1,15 +1,15 @@
 //! A GPU that nobody uses has its memory free.
 //!
 //! ## Why
-//! Memory that stays in use without a process is leaked: by a job that was killed and whose process hangs in the kernel, or by
-//! a container that NVML cannot see. The next job runs out of memory.
+//! Memory that stays in use without a process is leaked: by a job that was killed and whose process hangs in the
+//! kernel, or by a container that NVML cannot see. The next job runs out of memory.
 //!
 //! ## How it is judged
-//! Only on a GPU without processes; otherwise the check is skipped, since the memory may well be theirs. Memory in use, beside
-//! what the driver reserves:
+//! Only on a GPU without processes; otherwise the check is skipped, since the memory may well be theirs. Memory in use,
+//! beside what the driver reserves:
 //! - with `policy.idle_memory_maximum_mib`: `fail` above it;
-//! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others can be hidden, it is
-//!   always a `warn`.
+//! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others can be hidden, it
+//!   is always a `warn`.
 //!
 //! Old drivers count what they reserve as used; there only the upper limit is judged. GPUs in MIG mode are skipped.
 //!
@@ -18,8 +18,8 @@
 //! If there are none, reset the GPU or reboot.
 //!
 //! ## Source
-//! 15 MiB is the limit of Meta's gcm health checks before a job. 1024 MiB is more than any driver is known to reserve:
-//! driver 580 reserves 616 MiB on an H200, the largest amount seen.
+//! 15 MiB is the limit of Meta's gcm health checks before a job. 1024 MiB is this project's own choice: it leaves room
+//! for what old drivers count of their own (driver 580 reserves 616 MiB on an H200).
 
 use crate::check::{Check, Judge, model_has};
 use crate::facts::{Facts, GpuFacts};
@@ -38,7 +38,7 @@ pub(crate) const CHECK: Check = Check {
 const MIB: u64 = 1024 * 1024;
 /// The limit of Meta's gcm health checks.
 const WARN_ABOVE_MIB: u64 = 15;
-/// More than a driver is known to reserve (616 MiB on an H200), so somebody's data.
+/// This project's own choice: more than a driver keeps for itself (616 MiB on an H200), so somebody's data.
 const FAIL_ABOVE_MIB: u64 = 1024;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {

@@ -1,8 +1,8 @@
 //! The InfoROM is valid.
 //!
 //! ## Why
-//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped rows. When its checksum is
-//! wrong, lifetime error counts and settings such as ECC mode can no longer be trusted.
+//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped rows. When its
+//! checksum is wrong, lifetime error counts and settings such as ECC mode can no longer be trusted.
 //!
 //! ## How it is judged
 //! `nvmlDeviceValidateInforom` must find no corruption. GPUs without an InfoROM are skipped.
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn fails_when_corrupt() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.inforom_valid = Reading::Value(false)
+            gpu.inforom_valid = Reading::Value(false);
         });
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn skips_where_there_is_none() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.inforom_valid = Reading::NotSupported
+            gpu.inforom_valid = Reading::NotSupported;
         });
         assert_eq!(finding.verdict, Verdict::Skip);
     }

@@ -56,14 +56,11 @@ fn judge(facts: &Facts, _: &Profile) -> Judgement {
 }
 
 fn loaded(modules: &KernelModules) -> String {
-    let mut text = "kernel module nvidia".to_owned();
-    if let Some(version) = modules.nvidia_version.value() {
-        text.push_str(&format!(" {version}"));
-    }
-    if let Some(flavor) = modules.nvidia_flavor.value() {
-        text.push_str(&format!(" ({flavor})"));
-    }
-    text + " is loaded"
+    let version = modules.nvidia_version.value();
+    let version = version.map_or(String::new(), |it| format!(" {it}"));
+    let flavor = modules.nvidia_flavor.value();
+    let flavor = flavor.map_or(String::new(), |it| format!(" ({it})"));
+    format!("kernel module nvidia{version}{flavor} is loaded")
 }
 
 fn bound_drivers(gpus: &[&PciDevice]) -> String {

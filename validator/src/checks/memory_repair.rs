@@ -1,12 +1,12 @@
 //! No memory repair is pending, and no memory is beyond repair.
 //!
 //! ## Why
-//! Newer GPUs repair a memory channel or switch off a faulty processing cluster (TPC) at the next reset. Until then the faulty
-//! part is in use. Memory that the driver calls unrepairable stays faulty for good.
+//! Newer GPUs repair a memory channel or switch off a faulty processing cluster (TPC) at the next reset. Until then the
+//! faulty part is in use. Memory that the driver calls unrepairable stays faulty for good.
 //!
 //! ## How it is judged
-//! `fail` when the driver says that memory is unrepairable, or that a channel or TPC repair waits for a reset.
-//! Skipped where GPU or driver know neither.
+//! `fail` when the driver says that memory is unrepairable, or that a channel or TPC repair waits for a reset. Skipped
+//! where GPU or driver know neither.
 //!
 //! ## What to do
 //! Pending: drain the node and reset the GPU or reboot. Unrepairable: return the GPU.
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn judges_one_where_the_driver_does_not_know_the_other() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.repair_status = Reading::NotSupported
+            gpu.repair_status = Reading::NotSupported;
         });
         assert_eq!(finding.verdict, Verdict::Pass);
     }

@@ -29,6 +29,8 @@ mod gpus_uniform;
 mod idle_memory;
 mod inforom;
 mod injected_environment;
+mod kernel_log_pcie;
+mod kernel_log_xid;
 mod kernel_module_flavor;
 mod kernel_module_loaded;
 mod memory_repair;
@@ -79,6 +81,16 @@ pub(crate) static ALL: &[Entry] = &[
         check: &injected_environment::CHECK,
         file_name: "injected_environment",
         documentation: include_str!("injected_environment.rs"),
+    },
+    Entry {
+        check: &kernel_log_pcie::CHECK,
+        file_name: "kernel_log_pcie",
+        documentation: include_str!("kernel_log_pcie.rs"),
+    },
+    Entry {
+        check: &kernel_log_xid::CHECK,
+        file_name: "kernel_log_xid",
+        documentation: include_str!("kernel_log_xid.rs"),
     },
     Entry {
         check: &kernel_module_flavor::CHECK,

@@ -1,8 +1,8 @@
 //! NVLinks carry data without errors.
 //!
 //! ## Why
-//! A link that has to retrain loses traffic for milliseconds and often kills the job; one that replays a lot is slow and
-//! will go down next.
+//! A link that has to retrain loses traffic for milliseconds and often kills the job; one that replays a lot is slow
+//! and will go down next.
 //!
 //! ## How it is judged
 //! The counters of every active link since the driver was loaded:
@@ -11,9 +11,9 @@
 //! - CRC errors: `warn` above 100 on a link, since they are repaired and only matter when they come by the hundred;
 //! - symbol errors are not judged: they are what error correction is there for.
 //!
-//! With `policy.nvlink_errors_maximum`, any of these counters above it (symbol errors aside) is a `fail`, and fewer pass.
-//! An active link without a single counter, while others have some, is an `error`. GPUs without NVLink, without an active
-//! one, or whose driver keeps no such counters are skipped.
+//! With `policy.nvlink_errors_maximum`, any of these counters above it (symbol errors aside) is a `fail`, and fewer
+//! pass. An active link without a single counter, while others have some, is an `error`. GPUs without NVLink, without
+//! an active one, or whose driver keeps no such counters are skipped.
 //!
 //! ## What to do
 //! Reset all GPUs of the board together or reboot, and look again after a load. A link that collects errors again is a
@@ -235,7 +235,9 @@ mod tests {
             Verdict::Skip
         );
         let finding = with("{}", |links| {
-            links.iter_mut().for_each(|link| link.active = false);
+            for link in links {
+                link.active = false;
+            }
         });
         assert_eq!(finding.verdict, Verdict::Skip);
         let finding = with("{}", |links| {

@@ -5,19 +5,19 @@
 //! slowest. Or it fails at once.
 //!
 //! ## How it is judged
-//! The number of active links must reach what the profile says (`gpus.nvlinks`), else what the EC2 instance type connects, else all
-//! links of the model where a whole board of eight GPUs is in the machine. Fewer is a `fail` that names each
-//! inactive link.
+//! The number of active links must reach what the profile says (`gpus.nvlinks`), else what the EC2 instance type
+//! connects, else all links of the model where a whole board of eight GPUs is in the machine. Fewer is a `fail` that
+//! names each inactive link.
 //!
-//! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and inactive
-//! links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`: 12 of 18). A
-//! GPU that is alone in its machine and has no active link is skipped, and so are cards that only a bridge can link, when no
-//! link of the machine is active. An active link that is slower than the GPU's other
-//! links is a `warn`. GPUs without NVLink are skipped.
+//! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and
+//! inactive links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`:
+//! 12 of 18). A GPU that is alone in its machine and has no active link is skipped, and so are cards that only a bridge
+//! can link, when no link of the machine is active. An active link that is slower than the GPU's other links is a
+//! `warn`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
-//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, SXid), then reset the GPUs of the
-//! board together, or reboot. A link that stays down is a hardware fault.
+//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`), then reset the GPUs
+//! of the board together, or reboot. A link that stays down is a hardware fault.
 //!
 //! ## Source
 //! `nvmlDeviceGetNvLinkState`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>.

@@ -58,7 +58,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         };
         let mut summary = format!("NVML could not be asked: {reason}");
         if !trouble.is_empty() {
-            summary.push_str(&format!(" ({trouble})"));
+            summary = format!("{summary} ({trouble})");
         }
         return Ok(Outcome::error(summary).remedy(
             "see what nvidia-smi says; after a driver upgrade without reboot, reboot; for a hang look for Xids: dmesg | grep NVRM",

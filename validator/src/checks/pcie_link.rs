@@ -1,26 +1,28 @@
 //! The PCIe link has all its lanes and the speed that GPU and slot can do.
 //!
 //! ## Why
-//! A badly seated riser or a damaged lane leaves a link that works at half the width or at an older generation. Everything still
-//! runs; every copy between host and GPU is slow.
+//! A badly seated riser or a damaged lane leaves a link that works at half the width or at an older generation.
+//! Everything still runs; every copy between host and GPU is slow.
 //!
 //! ## How it is judged
-//! Width, always: `fail` below what the profile (`gpus.pcie.width`) asks for, else below the least width with which NVIDIA's
-//! diagnostics are content for this model; `fail` when another GPU of the same name in this machine has more lanes, or when
-//! the link is narrower than GPU and slot can do together. On virtual machines that last one is a `warn`: the real
-//! slot is hidden from the guest (some EC2 types connect 8 of 16 lanes by design), so state the width in the profile.
+//! Width, always: `fail` below what the profile (`gpus.pcie.width`) asks for, else below the least width with which
+//! NVIDIA's diagnostics are content for this model; `fail` when another GPU of the same name in this machine has more
+//! lanes, or when the link is narrower than GPU and slot can do together. On virtual machines that last one is a
+//! `warn`: the real slot is hidden from the guest (some EC2 types connect 8 of 16 lanes by design), so state the width
+//! in the profile.
 //!
-//! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against the
-//! diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is judged
-//! only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it again
-//! in moments. Virtual GPUs that have no link of their own are skipped.
+//! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against
+//! the diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is
+//! judged only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it
+//! again in moments. Virtual GPUs that have no link of their own are skipped.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
 //!
 //! ## Source
-//! `nvmlDeviceGetCurrPcieLinkWidth` and its siblings, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>;
-//! the least links are those of DCGM's table of models.
+//! `nvmlDeviceGetCurrPcieLinkWidth` and its siblings,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; the least links are those of DCGM's table
+//! of models.
 
 use crate::check::{Check, Judge, model_has, worst_of};
 use crate::expect;
@@ -277,7 +279,7 @@ mod tests {
     #[test]
     fn fails_when_one_slot_reaches_less_than_the_others() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            set_link(gpu, |it| it.max_generation = 4)
+            set_link(gpu, |it| it.max_generation = 4);
         });
         assert_eq!(finding.verdict, Verdict::Fail);
     }

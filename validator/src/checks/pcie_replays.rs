@@ -5,11 +5,12 @@
 //! link that will fail.
 //!
 //! ## How it is judged
-//! Replays since the driver was loaded. With `policy.pcie_replays_maximum`: `fail` above it. Without: `warn` above 80, and `fail`
-//! when there are also more than 8 for each minute since boot.
+//! Replays since the driver was loaded. With `policy.pcie_replays_maximum`: `fail` above it. Without: `warn` above 80,
+//! and `fail` when there are also more than 8 for each minute since boot.
 //!
 //! ## What to do
-//! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine, replace the instance.
+//! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine, replace the
+//! instance.
 //!
 //! ## Source
 //! DCGM: its PCIe diagnostic accepts 80 replays, its health watch 8 a minute (`DCGM_LIMIT_MAX_PCIREPLAY_RATE`).

@@ -96,7 +96,8 @@ mod tests {
         judge_host_check(&super::CHECK, facts, profile)
     }
 
-    fn node(installed: bool, enabled: bool, active: bool, mode: bool) -> Facts {
+    /// The service in this state, and persistence mode of every GPU.
+    fn node([installed, enabled, active]: [bool; 3], mode: bool) -> Facts {
         let mut facts = healthy_node();
         let state = ServiceState {
             installed,
@@ -115,29 +116,29 @@ mod tests {
 
     #[test]
     fn judges_the_service_and_what_would_replace_it() {
-        for (installed, enabled, active, mode, verdict) in [
-            (true, true, true, true, Verdict::Pass),
-            (true, false, true, true, Verdict::Warn),
-            (true, true, false, true, Verdict::Warn),
-            (false, false, false, true, Verdict::Warn),
-            (true, true, false, false, Verdict::Fail),
-            (false, false, false, false, Verdict::Fail),
+        for (state, mode, verdict) in [
+            ([true, true, true], true, Verdict::Pass),
+            ([true, false, true], true, Verdict::Warn),
+            ([true, true, false], true, Verdict::Warn),
+            ([false, false, false], true, Verdict::Warn),
+            ([true, true, false], false, Verdict::Fail),
+            ([false, false, false], false, Verdict::Fail),
         ] {
-            let finding = judge(&node(installed, enabled, active, mode), "{}");
+            let finding = judge(&node(state, mode), "{}");
             assert_eq!(finding.verdict, verdict, "{}", finding.summary);
         }
     }
 
     #[test]
     fn persistence_mode_that_was_not_read_is_not_on() {
-        let mut facts = node(true, true, false, true);
+        let mut facts = node([true, true, false], true);
         facts.gpus[5].persistence_mode = Reading::NotRead("time-out".to_owned());
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
     }
 
     #[test]
     fn a_profile_may_ask_for_more_or_the_opposite() {
-        let facts = node(true, true, false, true);
+        let facts = node([true, true, false], true);
         assert_eq!(
             judge(&facts, "services: {nvidia-persistenced: active}").verdict,
             Verdict::Fail
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_container_does_not_see_it() {
-        let mut facts = node(false, false, false, true);
+        let mut facts = node([false, false, false], true);
         facts.host.in_container = Reading::Value(true);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
     }

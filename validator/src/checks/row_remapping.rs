@@ -1,8 +1,8 @@
 //! Row remapping has repaired what it had to, and has spare rows left.
 //!
 //! ## Why
-//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a reset,
-//! and once it fails, the faulty row stays in use.
+//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a
+//! reset, and once it fails, the faulty row stays in use.
 //!
 //! ## How it is judged
 //! - `fail`: a remapping failed; a remapping waits for a reset; more rows were remapped for uncorrectable errors than
@@ -13,13 +13,12 @@
 //! Skipped on GPUs without row remapping, and on GPUs in MIG mode whose driver cannot be asked.
 //!
 //! ## What to do
-//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no
-//! spare row: run NVIDIA's field diagnostic and return the GPU.
+//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no spare
+//! row: run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, row remapping,
-//! <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's deployment check fails on failure, on pending and on
-//! 512 or more uncorrectable remappings.
+//! NVIDIA GPU Memory Error Management, row remapping, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's
+//! deployment check fails on failure, on pending and on 512 or more uncorrectable remappings.
 
 use crate::check::{Check, Judge, model_has, worst_of};
 use crate::facts::{Facts, GpuFacts, RowRemapping};
@@ -55,7 +54,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         Ok(judge_failure(rows)),
         Ok(judge_pending(rows)),
         Ok(judge_count(rows, maximum)),
-        judge_spare_rows(rows),
+        Ok(judge_spare_rows(rows)),
     ])
 }
 
@@ -95,27 +94,23 @@ fn judge_count(rows: &RowRemapping, maximum: u32) -> Outcome {
     ))
 }
 
-fn judge_spare_rows(rows: &RowRemapping) -> Judgement {
+fn judge_spare_rows(rows: &RowRemapping) -> Outcome {
     let Some(banks) = rows.histogram else {
-        return Ok(Outcome::skip("the driver does not count spare rows"));
+        return Outcome::skip("the driver does not count spare rows");
     };
     if banks.none > 0 {
-        return Ok(
-            Outcome::fail(format!("{} banks have no spare row left", banks.none))
-                .expected("spare rows in every bank")
-                .observed(format!("{} banks without", banks.none))
-                .remedy(RETURN_IT),
-        );
+        return Outcome::fail(format!("{} banks have no spare row left", banks.none))
+            .expected("spare rows in every bank")
+            .observed(format!("{} banks without", banks.none))
+            .remedy(RETURN_IT);
     }
     if banks.low > 0 {
-        return Ok(
-            Outcome::warn(format!("{} banks have few spare rows left", banks.low))
-                .expected("spare rows in every bank")
-                .observed(format!("{} banks with few", banks.low))
-                .remedy("watch this GPU and plan its replacement"),
-        );
+        return Outcome::warn(format!("{} banks have few spare rows left", banks.low))
+            .expected("spare rows in every bank")
+            .observed(format!("{} banks with few", banks.low))
+            .remedy("watch this GPU and plan its replacement");
     }
-    Ok(Outcome::pass("every bank has spare rows"))
+    Outcome::pass("every bank has spare rows")
 }
 
 #[cfg(test)]
@@ -136,13 +131,13 @@ mod tests {
         })
     }
 
-    fn histogram(low: u32, none: u32) -> Option<RowRemapperHistogram> {
-        Some(RowRemapperHistogram {
+    fn histogram(low: u32, none: u32) -> RowRemapperHistogram {
+        RowRemapperHistogram {
             max: 3072 - low - none,
             low,
             none,
             ..RowRemapperHistogram::default()
-        })
+        }
     }
 
     #[test]
@@ -201,7 +196,8 @@ mod tests {
 
     #[test]
     fn judges_banks_by_their_spare_rows() {
-        let verdict = |low, none| with("{}", |rows| rows.histogram = histogram(low, none)).verdict;
+        let verdict =
+            |low, none| with("{}", |rows| rows.histogram = Some(histogram(low, none))).verdict;
         assert_eq!(verdict(0, 0), Verdict::Pass);
         assert_eq!(verdict(1, 0), Verdict::Warn);
         assert_eq!(verdict(0, 1), Verdict::Fail);

@@ -6,6 +6,7 @@ use super::terminal::to_stdout;
 use crate::check::{Entry, Judge, title};
 use crate::checks::ALL;
 use crate::findings::ExitStatus;
+use crate::nearest_name::nearest_name;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ChecksCommand {
@@ -50,7 +51,7 @@ fn list() -> String {
 
 fn explain(id: &str) -> anyhow::Result<String> {
     let Some(entry) = ALL.iter().find(|it| it.check.id == id) else {
-        match nearest(id) {
+        match nearest_name(id, crate::check::ids()) {
             Some(near) => bail!("there is no check `{id}`; did you mean `{near}`?"),
             None => bail!("there is no check `{id}`; `gpu-validator checks list` names all"),
         }
@@ -65,23 +66,6 @@ fn explain(id: &str) -> anyhow::Result<String> {
         check.stage,
         check.level,
     ))
-}
-
-/// The id that `id` most likely means.
-fn nearest(id: &str) -> Option<&'static str> {
-    /// Below this similarity a suggestion misleads more than it helps.
-    const SIMILAR: f64 = 0.5;
-    let id = id.to_lowercase().replace('-', "_");
-    ALL.iter()
-        .map(|it| {
-            (
-                strsim::normalized_damerau_levenshtein(&id, it.check.id),
-                it.check.id,
-            )
-        })
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|one, other| one.0.total_cmp(&other.0))
-        .map(|(_, id)| id)
 }
 
 /// The `//!` lines as plain text.
@@ -106,8 +90,9 @@ fn documentation(entry: &Entry) -> String {
 mod tests {
     #[test]
     fn a_mistyped_id_is_answered_with_the_nearest() {
-        assert_eq!(super::nearest("persistance-mode"), Some("persistence_mode"));
-        assert_eq!(super::nearest("zzz"), None);
+        let answer = |id| super::explain(id).expect_err(id).to_string();
+        assert!(answer("persistance-mode").ends_with("did you mean `persistence_mode`?"));
+        assert!(answer("zzz").ends_with("`gpu-validator checks list` names all"));
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub(super) fn refuse_contradictions(
     Err(source.error_at(position, &found.message, found.hint.as_deref()))
 }
 
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "every caller returns what it found"
+)]
 fn at(path: &str, message: impl Into<String>) -> Found {
     Some(Contradiction {
         path: path.split('.').map(str::to_owned).collect(),
@@ -326,8 +330,9 @@ fn model_parts(profile: &Profile, model: &GpuModel) -> Found {
         (
             "gpus.memory_minimum_mib",
             gpus.memory_minimum_mib,
-            model.memory_mib,
-            "MiB of memory",
+            // Without ECC, GDDR cards show a sixteenth more.
+            model.memory_mib.map(|it| it + it / 10),
+            "MiB of memory at most",
         ),
         (
             "gpus.nvlinks",

@@ -8,6 +8,7 @@ use super::Profile;
 use super::contradictions::refuse_contradictions;
 use super::merge::merge;
 use super::source::{Find, Position, Source};
+use crate::nearest_name::nearest_name;
 
 /// Why a profile cannot be used. The text names file, line, column, the offending text and the nearest valid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +109,7 @@ fn read(path: &Path) -> Result<Source, String> {
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = valid.iter().filter(|it| **it == b'\n').count() + 1;
+        let line = String::from_utf8_lossy(valid).matches('\n').count() + 1;
         format!("{name}:{line}: the profile is not UTF-8 text")
     })?;
     Ok(Source { name, text })
@@ -296,18 +297,12 @@ pub(super) fn nearest_name_hint<'a>(
     offending: &str,
     valid: impl Iterator<Item = &'a str> + Clone,
 ) -> String {
-    /// Below it, Jaro-Winkler's nearest name is a guess.
-    const SIMILAR: f64 = 0.75;
-    let nearest = valid
-        .clone()
-        .map(|name| (strsim::jaro_winkler(offending, name), name))
-        .filter(|(similarity, _)| *similarity >= SIMILAR)
-        .max_by(|one, other| one.0.total_cmp(&other.0));
-    let names: Vec<&str> = valid.collect();
+    let names: Vec<&str> = valid.clone().collect();
     let all = format!("valid here: {}", names.join(", "));
-    nearest.map_or(all.clone(), |(_, name)| {
-        format!("did you mean `{name}`? {all}")
-    })
+    match nearest_name(offending, valid) {
+        Some(name) => format!("did you mean `{name}`? {all}"),
+        None => all,
+    }
 }
 
 #[cfg(test)]

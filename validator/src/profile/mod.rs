@@ -7,6 +7,8 @@ mod contradictions;
 mod init;
 mod load;
 mod merge;
+#[cfg(test)]
+mod shipped_tests;
 mod source;
 
 use std::collections::BTreeMap;

@@ -9,6 +9,7 @@ use crate::facts::{ComputeCapability, KernelModuleFlavor};
 /// What a GPU model is when it is healthy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 pub struct GpuModel {
     /// The short name that tables use: `H200 SXM`.
     pub name: String,

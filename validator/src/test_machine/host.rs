@@ -146,6 +146,9 @@ fn nvswitch(index: u32) -> PciDevice {
         device_id: NVSWITCH_DEVICE_ID,
         class: 0x06_8000,
         driver: Some("nvidia-nvswitch".to_owned()),
+        aer_correctable: Some(0),
+        aer_nonfatal: Some(0),
+        aer_fatal: Some(0),
         ..PciDevice::default()
     }
 }

@@ -17,6 +17,7 @@ use crate::level::Level;
 pub(crate) fn healthy_node() -> Facts {
     let mut facts = Facts {
         level: Level::Extended,
+        collected_at: "2026-11-20T12:00:00Z".to_owned(),
         ..Facts::default()
     };
     host::add_host_and_cuda(&mut facts);

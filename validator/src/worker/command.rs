@@ -23,7 +23,7 @@ pub enum WorkerCommand {
     Cuda,
     /// Runs the check kernel on one GPU
     CudaKernel {
-        /// UUID of the GPU
+        /// UUID of the GPU, or of a MIG device
         #[arg(long)]
         gpu: String,
     },
@@ -44,8 +44,9 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
                 sequential: *sequential,
             }
             .run();
-            ExitCode::SUCCESS
         }
-        WorkerCommand::Cuda | WorkerCommand::CudaKernel { .. } => ExitCode::FAILURE,
+        WorkerCommand::Cuda => crate::probe::run_cuda_worker(),
+        WorkerCommand::CudaKernel { gpu } => crate::load::cuda_kernel::run_worker(gpu),
     }
+    ExitCode::SUCCESS
 }

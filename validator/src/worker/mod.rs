@@ -1,6 +1,7 @@
 //! The hidden `gpu-validator worker …` processes: the only code that calls the driver.
 
 mod command;
+pub(crate) mod conversation;
 pub(crate) mod process;
 
 pub use command::{WorkerCommand, run};

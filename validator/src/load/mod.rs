@@ -1,0 +1,6 @@
+//! Probes that work the GPUs; what they see is facts like any other.
+
+#[path = "kernels/check.rs"]
+mod check_kernel;
+pub(crate) mod cuda_kernel;
+pub(crate) mod driver;

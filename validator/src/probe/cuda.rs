@@ -1,0 +1,139 @@
+//! The CUDA driver library, asked by a child process: what any CUDA program on this machine would see.
+//!
+//! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since these decide what
+//! programs see.
+
+use serde_json::Value;
+
+use super::{Interrupt, ProbeOptions};
+use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
+use crate::load::driver::{CudaFailure, CudaLibrary, Device};
+use crate::worker::conversation::{ConversationEnd, Teller, listen};
+use crate::worker::process::{WorkerProcess, worker_program};
+
+/// What the library said, and the scenario if it is a simulated one.
+#[derive(Debug, Default)]
+pub(super) struct CudaOutcome {
+    pub(super) cuda: CudaFacts,
+    pub(super) simulated: Option<String>,
+}
+
+pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
+    let program = worker_program(options.worker_program.as_ref());
+    let arguments = ["worker".into(), "cuda".into()];
+    let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
+        Ok(worker) => worker,
+        Err(error) => {
+            let reason = format!("cannot start {}: {error}", program.display());
+            return nothing_read(&reason);
+        }
+    };
+    let mut told = listen(&mut worker, options.deadlines.cuda, interrupt);
+    let simulated = told
+        .fields
+        .remove("simulated")
+        .and_then(|scenario| serde_json::from_value(scenario).ok());
+    let mut outcome = nothing_read(&told.reason());
+    outcome.simulated = simulated;
+    for (name, value) in std::mem::take(&mut told.fields) {
+        take_field(&mut outcome.cuda, &name, value);
+    }
+    if told.end != ConversationEnd::Finished {
+        outcome.cuda.probe_trouble.push(told.reason());
+    }
+    outcome
+}
+
+fn nothing_read(reason: &str) -> CudaOutcome {
+    let reason = reason.to_owned();
+    CudaOutcome {
+        cuda: CudaFacts {
+            library: Reading::NotRead(reason.clone()),
+            init: Reading::NotRead(reason.clone()),
+            driver_version: Reading::NotRead(reason.clone()),
+            devices: Reading::NotRead(reason),
+            probe_trouble: Vec::new(),
+        },
+        simulated: None,
+    }
+}
+
+fn take_field(facts: &mut CudaFacts, name: &str, value: Value) {
+    let taken = match name {
+        "library" => serde_json::from_value(value).map(|it| facts.library = it),
+        "init" => serde_json::from_value(value).map(|it| facts.init = it),
+        "driver_version" => serde_json::from_value(value).map(|it| facts.driver_version = it),
+        "devices" => serde_json::from_value(value).map(|it| facts.devices = it),
+        _ => Ok(()),
+    };
+    if let Err(error) = taken {
+        facts
+            .probe_trouble
+            .push(format!("field {name} cannot be used: {error}"));
+    }
+}
+
+/// `gpu-validator worker cuda`.
+pub(crate) fn run_worker() {
+    let teller = Teller;
+    teller.step("dlopen of libcuda.so.1");
+    match CudaLibrary::load() {
+        Ok(cuda) => read(&cuda, &teller),
+        Err(error) => {
+            let reason = format!("libcuda does not load: {error}");
+            teller.field("library", &Reading::<String>::NotRead(error));
+            teller.field("init", &Reading::<CudaResult>::NotRead(reason.clone()));
+            teller.field("driver_version", &Reading::<u32>::NotRead(reason.clone()));
+            teller.field("devices", &Reading::<Vec<CudaDevice>>::NotRead(reason));
+        }
+    }
+    teller.done();
+}
+
+fn read(cuda: &CudaLibrary, teller: &Teller) {
+    let path = CudaLibrary::path().unwrap_or_else(|| "libcuda.so.1".to_owned());
+    teller.field("library", &Reading::Value(path));
+    if let Some(scenario) = cuda.simulator_scenario() {
+        teller.field("simulated", &scenario);
+    }
+    teller.step("cuDriverGetVersion");
+    teller.field("driver_version", &reading(cuda.driver_version()));
+    teller.step("cuInit");
+    let init = cuda.initialize().map(|code| CudaResult {
+        code,
+        name: cuda.result_name(code),
+    });
+    let devices = match &init {
+        Ok(result) if result.code == 0 => {
+            teller.field("init", &Reading::Value(result.clone()));
+            teller.step("reading the devices");
+            reading(devices(cuda))
+        }
+        Ok(result) => {
+            Reading::NotRead(format!("cuInit answered {} ({})", result.name, result.code))
+        }
+        Err(failure) => Reading::NotRead(failure.to_string()),
+    };
+    teller.field("init", &reading(init));
+    teller.field("devices", &devices);
+}
+
+fn devices(cuda: &CudaLibrary) -> Result<Vec<CudaDevice>, CudaFailure> {
+    cuda.devices()?.iter().map(device).collect()
+}
+
+fn device(device: &Device<'_>) -> Result<CudaDevice, CudaFailure> {
+    let (major, minor) = device.compute_capability()?;
+    Ok(CudaDevice {
+        uuid: device.uuid()?,
+        name: device.name()?,
+        pci_address: device.pci_address().ok(),
+        compute_capability: ComputeCapability { major, minor },
+        total_memory_bytes: device.total_memory_bytes()?,
+        multiprocessors: device.multiprocessors()?,
+    })
+}
+
+fn reading<T>(result: Result<T, CudaFailure>) -> Reading<T> {
+    result.into()
+}

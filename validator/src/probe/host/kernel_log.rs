@@ -1,0 +1,378 @@
+//! Reads the kernel log: `/dev/kmsg`, else the journal, else `dmesg`.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::sysroot::{Sysroot, io_reason};
+use crate::facts::{KERNEL_LOG_RECORDS_KEPT, KernelLog, KernelLogRecord, KernelLogSource, Reading};
+use crate::kernel_log::{is_flood, is_relevant};
+use crate::probe::Interrupt;
+use crate::worker::process::{WorkerEvent, WorkerProcess};
+
+/// The journal of a machine that has been up for months can take this long to go through.
+const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
+/// The kernel's own limit for one record with its properties is 8 KiB (`PRINTK_MESSAGE_MAX` and dictionary).
+const RECORD_BYTES: usize = 16 * 1024;
+/// A journal that begins later than this did not see the boot.
+const BOOT_MESSAGES_END_S: f64 = 60.0;
+const TEXT_CHARACTERS_KEPT: usize = 1_000;
+
+pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> {
+    if !root.is_this_machine() {
+        return kmsg_of_sysroot(root);
+    }
+    let kmsg = read_kmsg(Path::new("/dev/kmsg"));
+    match kmsg {
+        Ok(log) if log.since_boot => Reading::Value(log),
+        // The ring buffer forgot its beginning: the journal may have it.
+        Ok(log) => match from_journal(interrupt).filter(|journal| journal.since_boot) {
+            Some(journal) => Reading::Value(journal),
+            None => Reading::Value(log),
+        },
+        Err(reason) => match from_journal(interrupt).or_else(|| from_dmesg(interrupt)) {
+            Some(log) => Reading::Value(log),
+            None => Reading::NotRead(reason),
+        },
+    }
+}
+
+/// Reads all records that the kernel still has, without waiting for more.
+fn read_kmsg(path: &Path) -> Result<KernelLog, String> {
+    let name = "/dev/kmsg";
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)
+        .map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied => format!(
+                "permission denied opening {name}: run as root or with CAP_SYSLOG, or set kernel.dmesg_restrict=0"
+            ),
+            _ => io_reason(&error, name),
+        })?;
+    let mut log = LogReader::default();
+    let mut buffer = vec![0; RECORD_BYTES];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            // The record was overwritten before it was read; the next read goes on behind the gap.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => log.gap = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(io_reason(&error, name)),
+        }
+    }
+    Ok(log.finish(KernelLogSource::Kmsg, monotonic_seconds()))
+}
+
+/// A plain file with records as `/dev/kmsg` gives them, one after another.
+fn kmsg_of_sysroot(root: &Sysroot) -> Reading<KernelLog> {
+    let text = match root.text("/dev/kmsg") {
+        Ok(text) => text,
+        Err(error) => return Reading::NotRead(io_reason(&error, "/dev/kmsg")),
+    };
+    let mut log = LogReader::default();
+    for line in text.lines().filter(|line| !line.starts_with(' ')) {
+        log.kmsg_record(line);
+    }
+    let uptime = super::system::uptime_s(root).value().copied();
+    let now = uptime.unwrap_or(log.last_s);
+    Reading::Value(log.finish(KernelLogSource::Kmsg, now))
+}
+
+fn from_journal(interrupt: &Interrupt) -> Option<KernelLog> {
+    let arguments = ["-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"];
+    let log = from_program(
+        "journalctl",
+        &arguments,
+        interrupt,
+        KernelLogSource::Journal,
+    )?;
+    Some(log)
+}
+
+fn from_dmesg(interrupt: &Interrupt) -> Option<KernelLog> {
+    from_program("dmesg", &[], interrupt, KernelLogSource::Dmesg)
+}
+
+/// `None` when the program is not there, does not end well and in time, or shows nothing: a journal that a user may not
+/// read is empty, and no kernel's log is.
+fn from_program(
+    program: &str,
+    arguments: &[&str],
+    interrupt: &Interrupt,
+    source: KernelLogSource,
+) -> Option<KernelLog> {
+    let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
+    let environment = [("LC_ALL", "C".to_owned()), ("TZ", "UTC".to_owned())];
+    let mut process = WorkerProcess::start(&program.into(), &arguments, &environment).ok()?;
+    let deadline = Instant::now() + PROGRAM_DEADLINE;
+    let mut log = LogReader::default();
+    loop {
+        match process.next_event(deadline, interrupt) {
+            WorkerEvent::Line(line) => log.timed_line(&line),
+            WorkerEvent::Closed => break,
+            WorkerEvent::TimedOut | WorkerEvent::Interrupted => return None,
+        }
+    }
+    let ended_well =
+        process.finish(Duration::from_secs(1)) == crate::worker::process::ProcessEnd::Exited(0);
+    (ended_well && log.first_s.is_some()).then(|| log.finish(source, monotonic_seconds()))
+}
+
+/// The clock of the kernel's time stamps. (`printk` counts from boot and not during suspend, as this clock does.)
+fn monotonic_seconds() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    #[expect(clippy::cast_precision_loss, reason = "seconds since boot")]
+    let seconds = now.tv_sec as f64;
+    seconds
+}
+
+#[derive(Default)]
+struct LogReader {
+    records: Vec<(f64, String)>,
+    first_s: Option<f64>,
+    last_s: f64,
+    first_sequence: Option<u64>,
+    last_sequence: Option<u64>,
+    /// Records between the first and the last are missing.
+    gap: bool,
+    flood: bool,
+    /// The last record was kept, so that a fragment that continues it belongs to it.
+    last_was_kept: bool,
+}
+
+impl LogReader {
+    /// `6,1234,5678901,-;text` and, behind a line end, properties that are not of interest.
+    ///
+    /// Priority and facility, sequence number, microseconds since boot, flags (`c`: a fragment of a line, `+`: what
+    /// continues it), then perhaps more fields.
+    fn kmsg_record(&mut self, record: &str) {
+        let Some((prefix, message)) = record.split_once(';') else {
+            return;
+        };
+        let mut fields = prefix.split(',').skip(1);
+        let sequence = fields.next().and_then(|it| it.parse::<u64>().ok());
+        let microseconds = fields.next().and_then(|it| it.parse::<u64>().ok());
+        let (Some(sequence), Some(microseconds)) = (sequence, microseconds) else {
+            return;
+        };
+        let continues = fields.next().is_some_and(|flags| flags.contains('+'));
+        if self.last_sequence.is_some_and(|last| sequence > last + 1) {
+            self.gap = true;
+        }
+        self.first_sequence.get_or_insert(sequence);
+        self.last_sequence = Some(sequence);
+        let text = unescape(message.lines().next().unwrap_or_default());
+        if continues {
+            if self.last_was_kept
+                && let Some((_, last)) = self.records.last_mut()
+            {
+                last.push_str(&text);
+            }
+            return;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "microseconds since boot")]
+        let seconds = microseconds as f64 / 1e6;
+        self.record(seconds, &text);
+    }
+
+    /// `[ 1234.567890] host kernel: text` of the journal, `[ 1234.567890] text` of `dmesg`.
+    fn timed_line(&mut self, line: &str) {
+        let Some((time, text)) = line.strip_prefix('[').and_then(|it| it.split_once("] ")) else {
+            return;
+        };
+        let Ok(seconds) = time.trim().parse::<f64>() else {
+            return;
+        };
+        let text = text
+            .split_once(" kernel: ")
+            .map_or(
+                text,
+                |(host, message)| {
+                    if host.contains(' ') { text } else { message }
+                },
+            );
+        self.record(seconds, text);
+    }
+
+    fn record(&mut self, seconds: f64, text: &str) {
+        self.first_s.get_or_insert(seconds);
+        self.last_s = seconds;
+        let flood = is_flood(text);
+        // Of the call history after a GSP time-out, the first line of a run stands for all.
+        self.last_was_kept = is_relevant(text) && !(flood && self.flood);
+        self.flood = flood;
+        if self.last_was_kept {
+            let text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
+            self.records.push((seconds, text));
+        }
+    }
+
+    fn finish(self, source: KernelLogSource, now_s: f64) -> KernelLog {
+        let age = |seconds: f64| (now_s - seconds).max(0.0);
+        let dropped = self.records.len().saturating_sub(KERNEL_LOG_RECORDS_KEPT);
+        let half = KERNEL_LOG_RECORDS_KEPT / 2;
+        let since_boot = match source {
+            KernelLogSource::Kmsg => {
+                self.first_sequence.is_none_or(|first| first == 0) && !self.gap
+            }
+            KernelLogSource::Journal | KernelLogSource::Dmesg => self
+                .first_s
+                .is_some_and(|first| first < BOOT_MESSAGES_END_S),
+        };
+        let records = self.records.into_iter().enumerate();
+        let records = records
+            .filter(|(index, _)| *index < half || *index >= half + dropped)
+            .map(|(_, (seconds, text))| KernelLogRecord {
+                age_s: Some(age(seconds)),
+                text,
+            });
+        KernelLog {
+            source,
+            since_boot,
+            oldest_record_age_s: self.first_s.map(age),
+            records: records.collect(),
+            records_dropped: dropped as u64,
+        }
+    }
+}
+
+/// The kernel writes bytes that are no printable ASCII, and the backslash, as `\x1b`.
+fn unescape(text: &str) -> String {
+    if !text.contains("\\x") {
+        return text.to_owned();
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, others)) = rest.split_first() {
+        let escaped = rest
+            .strip_prefix(b"\\x")
+            .and_then(|digits| digits.get(..2))
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        if let Some(byte) = escaped {
+            bytes.push(byte);
+            rest = &rest[4..];
+        } else {
+            bytes.push(first);
+            rest = others;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::sysroot::tests::tree;
+    use super::*;
+
+    fn log(kmsg: &str) -> KernelLog {
+        let (_folder, root) = tree(&[("/dev/kmsg", kmsg), ("/proc/uptime", "100.00 700.00\n")]);
+        match kernel_log(&root, &Interrupt::default()) {
+            Reading::Value(log) => log,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const XID: &str = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.";
+
+    #[test]
+    fn records_of_kmsg() {
+        let log = log(&format!(
+            "5,0,0,-;Linux version 6.8.0\n6,1,2000000,-;usb 1-1: x\n SUBSYSTEM=usb\n3,2,40000000,-,caller=T1;{XID}\n"
+        ));
+        assert!(log.since_boot);
+        assert_eq!(log.oldest_record_age_s, Some(100.0));
+        assert_eq!(
+            log.records,
+            [KernelLogRecord {
+                age_s: Some(60.0),
+                text: XID.to_owned()
+            }]
+        );
+    }
+
+    #[test]
+    fn a_ring_that_wrapped_or_has_gaps_does_not_reach_back_to_boot() {
+        assert!(!log("6,17,1000000,-;x\n").since_boot);
+        assert!(!log("6,0,1000000,-;x\n6,5,1000001,-;y\n").since_boot);
+        assert!(log("6,0,1000000,-;x\n6,1,1000001,-;y\n").since_boot);
+    }
+
+    #[test]
+    fn fragments_are_put_together_and_escapes_undone() {
+        let log = log(
+            "6,0,1000000,c;NVRM: GPU 0000:3b:00.0: \n6,1,1000001,+;RmInit\\x41dapter failed!\\x1b\n6,2,1000002,-;other\n6,3,1000003,+;more\n",
+        );
+        assert_eq!(log.records.len(), 1);
+        assert_eq!(
+            log.records[0].text,
+            "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed!\u{1b}"
+        );
+    }
+
+    #[test]
+    fn a_flood_is_one_record_and_the_middle_of_too_many_is_dropped() {
+        let mut text = String::new();
+        for sequence in 0..3000 {
+            text.push_str(&format!("3,{sequence},1000000,-;{XID} {sequence}\n"));
+        }
+        let many = log(&text);
+        assert_eq!((many.records.len(), many.records_dropped), (2000, 1000));
+        assert!(many.records[0].text.ends_with(" 0"));
+        assert!(many.records[1999].text.ends_with(" 2999"));
+        let flood = log(
+            "3,0,1,-;NVRM: GPU5 RPC history (CPU -> GSP):\n3,1,2,-;NVRM: GPU5 RPC history (CPU -> GSP):\n3,2,3,-;NVRM: Xid (PCI:0000:3b:00): 119, x\n",
+        );
+        assert_eq!(flood.records.len(), 2);
+    }
+
+    #[test]
+    fn lines_of_journal_and_dmesg() {
+        let mut reader = LogReader::default();
+        reader.timed_line("[    0.000000] ip-10-0-0-1 kernel: Linux version");
+        reader.timed_line(&format!("[   50.500000] ip-10-0-0-1 kernel: {XID}"));
+        reader.timed_line(&format!("[   51.000000] {XID}"));
+        reader.timed_line("-- No entries --");
+        let log = reader.finish(KernelLogSource::Journal, 60.0);
+        assert!(log.since_boot);
+        assert_eq!(log.records.len(), 2);
+        assert_eq!(
+            log.records[0],
+            KernelLogRecord {
+                age_s: Some(9.5),
+                text: XID.to_owned()
+            }
+        );
+    }
+
+    #[test]
+    fn no_log_is_not_an_empty_log() {
+        let (_folder, root) = tree(&[]);
+        assert_eq!(
+            kernel_log(&root, &Interrupt::default()),
+            Reading::NotRead("no such file: /dev/kmsg".to_owned())
+        );
+        assert!(read_kmsg(Path::new("/nonexistent/kmsg")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "\\PC{0,100}", sequence: u64, time: u64) {
+            let mut reader = LogReader::default();
+            reader.kmsg_record(&text);
+            reader.kmsg_record(&format!("6,{sequence},{time},+;{text}"));
+            reader.kmsg_record(&format!("6,{sequence},{time},-;{text}\\x4"));
+            reader.timed_line(&format!("[{time}] {text}"));
+            let _ = reader.finish(KernelLogSource::Kmsg, 1.0);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The operating system's side: files below `/` or a sysroot, the environment, EC2's metadata.
+
+mod container;
+mod kernel_log;
+mod loader;
+mod modules;
+mod pci;
+mod services;
+mod sysroot;
+mod system;
+mod toolkits;
+
+use sysroot::Sysroot;
+
+use super::{Interrupt, ProbeOptions};
+use crate::facts::{HostFacts, Reading};
+
+/// Reads everything; what may wait (metadata, the kernel log) beside the rest.
+pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
+    let root = Sysroot::new(options.sysroot.clone());
+    std::thread::scope(|scope| {
+        let ec2 = scope.spawn(|| system::ec2(&root, options.ec2_metadata));
+        let kernel_log = scope.spawn(|| kernel_log::kernel_log(&root, interrupt));
+        let mut facts = files(&root, options);
+        facts.ec2 = joined(ec2.join(), "EC2");
+        facts.kernel_log = joined(kernel_log.join(), "kernel log");
+        facts
+    })
+}
+
+fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
+    let environment = system::environment();
+    let ld_library_path = environment
+        .value()
+        .and_then(|it| it.get("LD_LIBRARY_PATH"))
+        .map(String::as_str);
+    let loader = loader::LoaderPath::read(root, ld_library_path);
+    let named = toolkits::NamedFolders::of_environment();
+    HostFacts {
+        hostname: system::hostname(root),
+        operating_system: system::operating_system(root),
+        kernel_release: system::kernel_release(root),
+        architecture: system::architecture(root),
+        uptime_s: system::uptime_s(root),
+        in_container: system::in_container(root),
+        ec2: Reading::default(),
+        pci_devices: pci::pci_devices(root),
+        kernel_modules: modules::kernel_modules(root),
+        device_nodes: modules::device_nodes(root),
+        services: services::services(root, &options.services),
+        kernel_log: Reading::default(),
+        cuda_toolkits: toolkits::cuda_toolkits(root, &named),
+        cuda_compat: toolkits::cuda_compat(root, &loader),
+        libcuda_files: loader.files(root, "libcuda.so.1"),
+        libnvidia_ml_files: loader.files(root, "libnvidia-ml.so.1"),
+        gsp_firmware_versions: toolkits::gsp_firmware_versions(root),
+        container_runtime: container::container_runtime(root),
+        environment,
+    }
+}
+
+/// A probe that panicked has read nothing.
+fn joined<T>(result: std::thread::Result<Reading<T>>, what: &str) -> Reading<T> {
+    result.unwrap_or_else(|_| Reading::NotRead(format!("the {what} probe panicked")))
+}

@@ -1,0 +1,203 @@
+//! What workers with one thread say: the step that they are in, then what they saw.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::process::{ProcessEnd, WorkerEvent, WorkerProcess};
+use crate::facts::WorkerEnd;
+use crate::probe::Interrupt;
+
+/// One line on the worker's stdout.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Message {
+    /// This is about to be done; if nothing follows, it hung or crashed.
+    Step(String),
+    Field {
+        name: String,
+        value: Value,
+    },
+    /// Everything is told.
+    Done {},
+}
+
+/// The worker's end of the conversation.
+pub(crate) struct Teller;
+
+impl Teller {
+    pub(crate) fn step(&self, step: &str) {
+        self.send(&Message::Step(step.to_owned()));
+    }
+
+    pub(crate) fn field(&self, name: &str, value: &impl Serialize) {
+        if let Ok(value) = serde_json::to_value(value) {
+            let name = name.to_owned();
+            self.send(&Message::Field { name, value });
+        }
+    }
+
+    pub(crate) fn done(&self) {
+        self.send(&Message::Done {});
+    }
+
+    /// When the parent is gone there is nobody to tell, and the worker dies with it.
+    fn send(&self, message: &Message) {
+        let Ok(mut line) = serde_json::to_vec(message) else {
+            return;
+        };
+        line.push(b'\n');
+        let mut stdout = std::io::stdout().lock();
+        if stdout.write_all(&line).is_err() || stdout.flush().is_err() {
+            std::process::exit(1);
+        }
+    }
+}
+
+/// What a worker told, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) fields: Map<String, Value>,
+    pub(crate) end: ConversationEnd,
+    /// The step that was announced last.
+    pub(crate) step: String,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum ConversationEnd {
+    /// It told everything and exited with 0.
+    Finished,
+    Interrupted,
+    /// It did not finish, and this is how it ended.
+    Ended(WorkerEnd),
+}
+
+impl Told {
+    /// Why what was not told is missing, as a lowercase fragment.
+    pub(crate) fn reason(&self) -> String {
+        let step = &self.step;
+        match &self.end {
+            ConversationEnd::Finished => "not told by its probe".to_owned(),
+            ConversationEnd::Interrupted => "the run was interrupted".to_owned(),
+            ConversationEnd::Ended(WorkerEnd::TimedOut { seconds, .. }) => {
+                format!("{step} did not return within {seconds} s")
+            }
+            ConversationEnd::Ended(WorkerEnd::Killed { signal }) => {
+                format!("the probe process was ended by signal {signal} in {step}")
+            }
+            ConversationEnd::Ended(WorkerEnd::Exited { status, stderr }) => format!(
+                "the probe process exited with status {status} in {step}: {}",
+                stderr.lines().last().unwrap_or_default()
+            ),
+            ConversationEnd::Ended(other) => {
+                format!("the probe process ended in {step}: {other:?}")
+            }
+        }
+    }
+}
+
+/// Listens to a worker until it is done or `deadline` has passed, and sees to its end.
+pub(crate) fn listen(
+    worker: &mut WorkerProcess,
+    patience: Duration,
+    interrupt: &Interrupt,
+) -> Told {
+    let deadline = Instant::now() + patience;
+    let mut fields = Map::new();
+    let mut step = "start".to_owned();
+    let mut is_done = false;
+    let end = loop {
+        match worker.next_event(deadline, interrupt) {
+            WorkerEvent::Line(line) => match serde_json::from_str(&line) {
+                Ok(Message::Step(name)) => step = name,
+                Ok(Message::Field { name, value }) => {
+                    fields.insert(name, value);
+                }
+                Ok(Message::Done {}) => is_done = true,
+                // A library may print on stdout, which harms nothing.
+                Err(_) => {}
+            },
+            WorkerEvent::Interrupted => {
+                worker.kill();
+                break ConversationEnd::Interrupted;
+            }
+            WorkerEvent::TimedOut => {
+                let stuck = worker.kill() == ProcessEnd::Stuck;
+                let step = if stuck {
+                    format!("{step} (and cannot be killed: uninterruptible sleep in the driver)")
+                } else {
+                    step.clone()
+                };
+                let seconds = patience.as_secs_f64();
+                break ConversationEnd::Ended(WorkerEnd::TimedOut { step, seconds });
+            }
+            WorkerEvent::Closed => {
+                let end = worker.finish(Duration::from_secs(2));
+                break if is_done && end == ProcessEnd::Exited(0) {
+                    ConversationEnd::Finished
+                } else {
+                    ConversationEnd::Ended(worker.end_without_result(&end))
+                };
+            }
+        }
+    };
+    Told { fields, end, step }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(script: &str) -> Told {
+        let program = std::path::PathBuf::from("/bin/sh");
+        let arguments = ["-c".into(), script.into()];
+        let mut worker = WorkerProcess::start(&program, &arguments, &[]).expect("sh starts");
+        listen(
+            &mut worker,
+            Duration::from_millis(500),
+            &Interrupt::default(),
+        )
+    }
+
+    #[test]
+    fn a_worker_that_finishes() {
+        let told = told(
+            r#"echo noise; echo '{"step":"a"}'; echo '{"field":{"name":"x","value":3}}'; echo '{"done":{}}'"#,
+        );
+        assert_eq!(told.end, ConversationEnd::Finished);
+        assert_eq!(told.fields["x"], 3);
+    }
+
+    #[test]
+    fn one_that_hangs_is_killed_in_its_step() {
+        let told = told(r#"trap '' TERM; echo '{"step":"cuInit"}'; sleep 600"#);
+        assert_eq!(
+            told.end,
+            ConversationEnd::Ended(WorkerEnd::TimedOut {
+                step: "cuInit".to_owned(),
+                seconds: 0.5
+            })
+        );
+        assert_eq!(told.reason(), "cuInit did not return within 0.5 s");
+    }
+
+    #[test]
+    fn one_that_panics_says_why() {
+        let told = told(r#"echo '{"step":"cuInit"}'; echo 'thread panicked' >&2; exit 101"#);
+        assert_eq!(
+            told.reason(),
+            "the probe process exited with status 101 in cuInit: thread panicked"
+        );
+    }
+
+    #[test]
+    fn done_without_a_good_end_is_not_finished() {
+        let told = told(r#"echo '{"done":{}}'; kill -ABRT $$"#);
+        assert_eq!(
+            told.end,
+            ConversationEnd::Ended(WorkerEnd::Killed { signal: 6 })
+        );
+    }
+}
