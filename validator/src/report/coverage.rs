@@ -97,23 +97,34 @@ impl NotJudged {
         self.checks.iter().map(|it| it.subjects.len()).sum()
     }
 
-    /// `ecc_mode (8 GPUs), device_nodes, inforom on GPU-… (0000:3b:00.0)`; the only GPU of a run is not named.
+    /// `device_nodes; ecc_mode, ecc_errors on 8 GPUs; inforom on GPU-… (0000:3b:00.0)`; the only GPU of a run is not
+    /// named.
     pub(crate) fn names(&self, run: &Run) -> String {
         let only_gpu = gpu_count(&run.findings) == 1;
-        let names: Vec<String> = self
-            .checks
-            .iter()
-            .map(|it| {
-                let check = one_line(&it.check);
-                match &it.subjects[..] {
-                    [Subject::Host] => check,
-                    [_] if only_gpu => check,
-                    [subject] => format!("{check} on {}", one_line(&subject.to_string())),
-                    subjects => format!("{check} ({})", counted(subjects.len(), "GPU")),
+        let mut groups: Vec<(&[Subject], Vec<String>)> = Vec::new();
+        for check in &self.checks {
+            let name = one_line(&check.check);
+            match groups
+                .iter_mut()
+                .find(|(subjects, _)| *subjects == check.subjects)
+            {
+                Some((_, names)) => names.push(name),
+                None => groups.push((&check.subjects, vec![name])),
+            }
+        }
+        let groups: Vec<String> = groups
+            .into_iter()
+            .map(|(subjects, names)| {
+                let names = names.join(", ");
+                match subjects {
+                    [Subject::Host] => names,
+                    [_] if only_gpu => names,
+                    [subject] => format!("{names} on {}", one_line(&subject.to_string())),
+                    subjects => format!("{names} on {}", counted(subjects.len(), "GPU")),
                 }
             })
             .collect();
-        names.join(", ")
+        groups.join("; ")
     }
 }
 

@@ -165,8 +165,9 @@ impl Page {
             self.line(&format!("  {word}  {number} x {models}: {others}{good}"));
             return;
         }
-        for (gpu, _) in group {
-            self.line(&gpu_name(gpu));
+        match group {
+            [(gpu, _)] => self.line(&gpu_name(gpu)),
+            _ => self.line(&wrapped(&group_name(group), "", WIDTH)),
         }
         for finding in not_good {
             self.finding(finding);
@@ -232,13 +233,11 @@ impl Page {
     }
 
     fn not_judged(&mut self, run: &Run, group: &NotJudged) {
-        self.line(&format!(
-            "  {}  {}",
-            verdict_word(self.style, group.verdict),
-            one_line(&group.reason)
-        ));
         let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-        self.line(&wrapped(&group.names(run), &indent, WIDTH));
+        let text = format!("{}: {}", group.names(run), one_line(&group.reason));
+        let lines = wrapped(&text, &indent, WIDTH);
+        let word = verdict_word(self.style, group.verdict);
+        self.line(&format!("  {word}  {}", lines.trim_start()));
     }
 
     fn verdict(&mut self, run: &Run) {
@@ -319,6 +318,19 @@ fn model_names(group: &[&(&GpuSubject, Vec<&Finding>)]) -> String {
     names.sort();
     names.dedup();
     names.join(" or ")
+}
+
+/// `6 x NVIDIA H200: 0000:3b:00.0, …`.
+fn group_name(group: &[&(&GpuSubject, Vec<&Finding>)]) -> String {
+    let addresses: Vec<String> = group
+        .iter()
+        .map(|(gpu, _)| match &gpu.pci_address {
+            Some(address) => one_line(address),
+            None => one_line(&gpu.to_string()),
+        })
+        .collect();
+    let models = model_names(group);
+    format!("{} x {models}: {}", group.len(), addresses.join(", "))
 }
 
 /// `NVIDIA H200  GPU-8f0c… (0000:3b:00.0)`.
