@@ -146,7 +146,8 @@ class Kernels:
                [address(out), u64(elements), u64(seed), u32(kind), u32(mode)])
         return out.view(TORCH[kind]).view(rows, columns)
 
-    def gemm(self, family, name, a, b, c, tile_sm=None, verify=None, checksums=None, report=None, sweep=0, module=None):
+    def gemm(self, family, name, a, b, c, tile_sm=None, verify=None, checksums=None, report=None, sweep=0, module=None,
+             blocks=None):
         kind = NAMES[name]
         m, k = a.shape
         n = b.shape[0]
@@ -161,7 +162,7 @@ class Kernels:
                 maps[key] = (tensor_map(a.data_ptr(), m, k_bytes, 128),
                              tensor_map(b.data_ptr(), n, k_bytes, 64 if kind == F64 else 128))
             grid = min(self.sms // 2, (m // 256) * (n // (128 if kind == F64 else 256))) * 2
-            launch(function, grid, 384, [maps[key][0], maps[key][1]] + common +
+            launch(function, blocks or grid, 384, [maps[key][0], maps[key][1]] + common +
                    [address(verify), address(checksums), address(report.data if report else None), u32(sweep)], shared)
         elif family == "sm70":
             function = self.module(module or self.file("gemm_sm70")).function(f"gemm_sm70_{name}")
@@ -292,6 +293,12 @@ def check_gemm(kernels, shapes=SHAPES, modules=None):
                 kernels.gemm(family, name, a, b, again)
                 if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
                     fail(f"{family} {name} {m}x{n}x{k} mode {mode}: two runs differ")
+                if family == "sm90a":
+                    for blocks in (2, 14):
+                        again = result_of(name, m, n)
+                        kernels.gemm(family, name, a, b, again, blocks=blocks)
+                        if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
+                            fail(f"{family} {name} {m}x{n}x{k} mode {mode}: {blocks} blocks give other bits")
                 got = c.to(torch.float64)
                 if mode == EXACT or kind == S8:
                     wrong = int((got != reference).sum())
