@@ -523,6 +523,7 @@ fn stuck_run(folder: &Path) -> (std::process::Child, PathBuf) {
     let made = Command::new("mkfifo").arg(etc.join("os-release")).status();
     assert!(made.is_ok_and(|it| it.success()), "mkfifo");
     let junit = folder.join("report.xml");
+    #[expect(clippy::zombie_processes, reason = "the caller waits for it")]
     let child = validator()
         .args(["run", "--level", "quick", "--sysroot"])
         .arg(folder)

@@ -104,6 +104,7 @@ fn without_home_folders(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::facts::{Ec2Instance, KernelLog, KernelLogRecord, Reading};
+    use crate::profile::Profile;
     use crate::test_machine::healthy_node;
 
     #[test]
@@ -143,8 +144,8 @@ mod tests {
         assert!(anonymized.load.cuda_kernel.contains_key(uuid));
         assert!(anonymized.anonymized);
         assert_eq!(
-            crate::judge(&anonymized, &Default::default(), facts.level).len(),
-            crate::judge(&facts, &Default::default(), facts.level).len()
+            crate::judge(&anonymized, &Profile::default(), facts.level).len(),
+            crate::judge(&facts, &Profile::default(), facts.level).len()
         );
     }
 }
