@@ -1,6 +1,8 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
 
-use crate::facts::{ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, ServiceState};
+use crate::facts::{
+    ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, Reading, ServiceState,
+};
 use crate::findings::{GpuSubject, Outcome};
 use crate::profile::{Profile, ServiceRequirement, Severity};
 use crate::reference::{self, DriverVersion};
@@ -40,13 +42,21 @@ pub(crate) fn pci_gpus(facts: &Facts) -> Result<Vec<&PciDevice>, Outcome> {
     Ok(devices.iter().filter(|it| it.is_gpu()).collect())
 }
 
+/// Whether kernel module `nvidia` is loaded. Sandboxes hide `/sys/module` and `/proc/driver`; NVML, which speaks to the
+/// module, is then the witness.
+pub(crate) fn driver_is_loaded(facts: &Facts, modules: &KernelModules) -> bool {
+    modules.loaded.contains_key("nvidia")
+        || modules.nvidia_version.value().is_some()
+        || facts.nvml.initialized == Reading::Value(true)
+}
+
 /// The kernel modules of a machine on which `nvidia` is loaded.
 pub(crate) fn loaded_driver<'a>(
     facts: &'a Facts,
     profile: &Profile,
 ) -> Result<&'a KernelModules, Outcome> {
     let modules = facts.host.kernel_modules.required("kernel modules")?;
-    if modules.loaded.contains_key("nvidia") {
+    if driver_is_loaded(facts, modules) {
         return Ok(modules);
     }
     Err(reported_by(
@@ -58,21 +68,21 @@ pub(crate) fn loaded_driver<'a>(
 
 /// The version of the loaded kernel module, which is the driver's.
 pub(crate) fn driver_version(facts: &Facts, profile: &Profile) -> Result<DriverVersion, Outcome> {
-    let version = loaded_driver(facts, profile)?
-        .nvidia_version
-        .required("version of kernel module nvidia")?;
-    parse_driver_version(version)
-}
-
-pub(crate) fn parse_driver_version(text: &str) -> Result<DriverVersion, Outcome> {
-    text.parse::<DriverVersion>().map_err(Outcome::error)
+    let modules = loaded_driver(facts, profile)?;
+    let version = match (&modules.nvidia_version, &facts.nvml.driver_version) {
+        (Reading::Value(version), _) => version,
+        // NVML asks the module, so its answer is the module's.
+        (_, Reading::Value(version)) => version,
+        (unread, _) => unread.required("version of kernel module nvidia")?,
+    };
+    version.parse::<DriverVersion>().map_err(Outcome::error)
 }
 
 /// A systemd service as it is on the host.
 pub(crate) fn service(facts: &Facts, name: &str) -> Result<ServiceState, Outcome> {
     let reading = facts.host.services.get(name);
     let visible = reading
-        .and_then(crate::facts::Reading::value)
+        .and_then(Reading::value)
         .filter(|state| state.installed || state.active);
     if let Some(state) = visible {
         return Ok(*state);
@@ -185,4 +195,172 @@ fn compute_capability_of_pci_id(device_id: u16) -> Option<ComputeCapability> {
         .map(|model| model.compute_capability);
     let first = capabilities.next()?;
     capabilities.all(|it| it == first).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::check;
+    use crate::facts::{
+        CudaFacts, CudaResult, Facts, LibraryFile, NvmlFacts, Reading, ServiceState,
+    };
+    use crate::findings::Verdict;
+    use crate::level::Level;
+    use crate::test_machine::{healthy_node, unload_driver};
+
+    /// Every check that objects, as `error gpu_count`, each once and in the order of their names.
+    fn objections(facts: &Facts) -> Vec<String> {
+        let profile = crate::profile::parse("{}", "test profile").expect("an empty profile");
+        let mut objections: Vec<String> = check::judge(facts, &profile, Level::Extended)
+            .into_iter()
+            .filter(|it| !matches!(it.verdict, Verdict::Pass | Verdict::Skip))
+            .map(|it| format!("{} {}", it.verdict, it.check))
+            .collect();
+        objections.sort();
+        objections.dedup();
+        objections
+    }
+
+    /// The GPUs are on the bus, and nothing of NVIDIA's driver is installed.
+    fn node_without_driver() -> Facts {
+        let mut facts = healthy_node();
+        unload_driver(&mut facts);
+        if let Reading::Value(devices) = &mut facts.host.pci_devices {
+            for device in devices {
+                device.driver = None;
+            }
+        }
+        for name in ["nvidia-persistenced", "nvidia-fabricmanager"] {
+            let state = Reading::Value(ServiceState::default());
+            facts.host.services.insert(name.to_owned(), state);
+        }
+        facts.host.device_nodes = Reading::Value(Vec::new());
+        facts.host.cuda_toolkits = Reading::Value(Vec::new());
+        facts.host.libcuda_files = Reading::Value(Vec::new());
+        facts.host.libnvidia_ml_files = Reading::Value(Vec::new());
+        facts.host.gsp_firmware_versions = Reading::Value(Vec::new());
+        no_nvml(
+            &mut facts,
+            "libnvidia-ml.so.1: cannot open shared object file",
+        );
+        no_cuda(&mut facts);
+        facts.cuda.library =
+            Reading::NotRead("libcuda.so.1: cannot open shared object file".to_owned());
+        facts
+    }
+
+    fn no_nvml(facts: &mut Facts, reason: &str) {
+        facts.nvml = NvmlFacts {
+            initialized: Reading::NotRead(reason.to_owned()),
+            ..NvmlFacts::default()
+        };
+        facts.gpus.clear();
+    }
+
+    fn no_cuda(facts: &mut Facts) {
+        facts.cuda = CudaFacts::default();
+        facts.load.cuda_kernel.clear();
+    }
+
+    fn cuda_answers(facts: &mut Facts, code: u32, name: &str) {
+        let library = facts.cuda.library.clone();
+        no_cuda(facts);
+        facts.cuda.library = library;
+        facts.cuda.init = Reading::Value(CudaResult {
+            code,
+            name: name.to_owned(),
+        });
+    }
+
+    #[test]
+    fn nothing_objects_to_a_healthy_node() {
+        assert_eq!(objections(&healthy_node()), [""; 0]);
+    }
+
+    #[test]
+    fn a_driver_that_is_not_installed_is_one_fault() {
+        assert_eq!(
+            objections(&node_without_driver()),
+            ["fail kernel_module_loaded"]
+        );
+    }
+
+    #[test]
+    fn a_machine_without_gpus_fails_nothing() {
+        let mut facts = node_without_driver();
+        facts.host.ec2 = Reading::NotSupported;
+        facts.host.pci_devices = Reading::Value(Vec::new());
+        assert_eq!(
+            objections(&facts),
+            ["error gpu_count", "error kernel_module_loaded"]
+        );
+    }
+
+    #[test]
+    fn an_upgrade_without_reboot() {
+        let mut facts = healthy_node();
+        let library = |name: &str| {
+            Reading::Value(vec![LibraryFile {
+                path: format!("/usr/lib/{name}.so.1"),
+                resolved: format!("/usr/lib/{name}.so.580.200.01"),
+                version: Some("580.200.01".to_owned()),
+            }])
+        };
+        facts.host.libcuda_files = library("libcuda");
+        facts.host.libnvidia_ml_files = library("libnvidia-ml");
+        no_nvml(&mut facts, "driver/library version mismatch");
+        cuda_answers(&mut facts, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
+        assert_eq!(
+            objections(&facts),
+            [
+                "error nvml_library",
+                "fail cuda_driver_library",
+                "fail driver_components_match"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_fabric_manager_that_does_not_run() {
+        let mut facts = healthy_node();
+        let state = ServiceState {
+            installed: true,
+            enabled: true,
+            active: false,
+        };
+        let name = "nvidia-fabricmanager".to_owned();
+        facts.host.services.insert(name, Reading::Value(state));
+        cuda_answers(&mut facts, 802, "CUDA_ERROR_SYSTEM_NOT_READY");
+        assert_eq!(
+            objections(&facts),
+            ["fail cuda_driver_library", "fail fabric_manager"]
+        );
+    }
+
+    #[test]
+    fn a_container_with_one_of_eight_gpus() {
+        let mut facts = healthy_node();
+        facts.host.in_container = Reading::Value(true);
+        facts.gpus.truncate(1);
+        facts.nvml.gpu_count = Reading::Value(1);
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.truncate(1);
+        }
+        if let Reading::Value(nodes) = &mut facts.host.device_nodes {
+            nodes.retain(|node| !(1..8).any(|minor| node.path == format!("/dev/nvidia{minor}")));
+        }
+        for state in facts.host.services.values_mut() {
+            *state = Reading::Value(ServiceState::default());
+        }
+        assert_eq!(objections(&facts), [""; 0]);
+    }
+
+    #[test]
+    fn a_gpu_that_nvml_does_not_list() {
+        let mut facts = healthy_node();
+        let lost = facts.gpus.remove(3);
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.retain(|device| Some(&device.uuid) != lost.uuid.value());
+        }
+        assert_eq!(objections(&facts), ["fail gpu_count"]);
+    }
 }

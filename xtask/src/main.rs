@@ -38,7 +38,10 @@ enum Task {
     JunitReaders(junit_readers::Arguments),
     Fuzz(fuzz::Arguments),
     /// Build the GPU kernels to PTX and cubins
-    Kernels { #[arg(long)] check: bool },
+    Kernels {
+        #[arg(long)]
+        check: bool,
+    },
     Tools(tools::Arguments),
 }
 

@@ -193,7 +193,7 @@ fn binary(arguments: &Arguments) -> anyhow::Result<PathBuf> {
     dist::build_native()
 }
 
-/// Says where the reports are and what the exit code means.
+/// Says where the reports are, and makes sure that they bear the exit code out.
 fn conclude(
     ending: anyhow::Result<Ending>,
     reports: &reports::Folder,
@@ -217,6 +217,5 @@ fn conclude(
             "hint: no GPU was found on {target}, so nothing was judged there; to try gpu-validator without one: cargo xtask validate-ami --simulate p5.48xlarge (`cargo xtask simulate list` names all nodes)"
         );
     }
-    eprintln!("exit code {code}: {}", command::meaning(code));
     Ok(code)
 }

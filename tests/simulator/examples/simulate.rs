@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     let mut names = scenario.split('+').map(str::to_owned);
     let node = names.next().unwrap_or_default();
     let faults: Vec<String> = names.collect();
-    // The library is beside the folder of examples: target/<profile>/libsimulator.so.
+    // Cargo keeps the library that belongs to this build here; the copy in target/<profile> is made by `cargo build` alone.
     let executable = std::env::current_exe()?;
     let profile = executable
         .ancestors()
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("gpu-simulator-{}", std::process::id()));
     let prepared = prepare_node(&NodeRequest {
         folder: &folder,
-        library: &profile.join("libsimulator.so"),
+        library: &profile.join("deps/libsimulator.so"),
         catalogue: &Catalogue::shipped(),
         node: &node,
         faults: &faults,

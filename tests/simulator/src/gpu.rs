@@ -212,6 +212,9 @@ pub struct Clocks {
     pub load_sm_mhz: u32,
     /// The lowest supported graphics clock; supported clocks go down in steps of 15 MHz.
     pub min_graphics_mhz: u32,
+    /// Memory clocks that can be set besides the maximum and that at idle, highest first.
+    #[serde(default)]
+    pub other_memory_mhz: Vec<u32>,
     /// Applications clocks; not on consumer boards.
     #[serde(default = "yes")]
     pub applications_clocks: bool,

@@ -178,10 +178,10 @@ fn write_module_parameters(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         parameters.retain(|(other, _)| other != name);
         parameters.push((name, value));
     }
-    let text: String = parameters
-        .iter()
-        .map(|(name, value)| format!("{name}: {value}\n"))
-        .collect();
+    let mut text = String::new();
+    for (name, value) in parameters {
+        writeln!(text, "{name}: {value}")?;
+    }
     root.write("proc/driver/nvidia/params", text)
 }
 
@@ -331,10 +331,10 @@ fn write_aer_counters(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
         "MalfTLP",
     ];
     let table = |names: &[&str], count: u64, total: &str| {
-        let lines = names.iter().enumerate();
-        let mut text: String = lines
-            .map(|(index, name)| format!("{name} {}\n", if index == 0 { count } else { 0 }))
-            .collect();
+        let mut text = String::new();
+        for (index, name) in names.iter().enumerate() {
+            let _ = writeln!(text, "{name} {}", if index == 0 { count } else { 0 });
+        }
         let _ = writeln!(text, "{total} {count}");
         text
     };
@@ -438,11 +438,10 @@ fn write_toolkits(root: &Root<'_>, scenario: &Scenario, library: &Path) -> Resul
     }
     root.write("etc/ld.so.conf", "include ld.so.conf.d/*.conf\n")?;
     if !host.library_paths.is_empty() {
-        let lines: String = host
-            .library_paths
-            .iter()
-            .map(|path| format!("{path}\n"))
-            .collect();
+        let mut lines = String::new();
+        for path in &host.library_paths {
+            writeln!(lines, "{path}")?;
+        }
         root.write("etc/ld.so.conf.d/00-cuda-compat.conf", lines)?;
     }
     Ok(())
@@ -599,7 +598,7 @@ fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
         return root.link("dev/kmsg", "kmsg");
     }
     root.write("dev/kmsg", "")?;
-    let nobody = std::fs::Permissions::from_mode(0);
+    let nobody = std::fs::Permissions::from_mode(0o000);
     std::fs::set_permissions(root.path("dev/kmsg"), nobody).context("set the mode of dev/kmsg")
 }
 

@@ -65,11 +65,17 @@ impl Node {
             path.display()
         );
         let state = State::open(&folder.join("state"))?;
+        let start: Scenario = serde_json::from_value(resolved.base.clone()).with_context(|| {
+            format!(
+                "{} was written by another version of the simulator",
+                path.display()
+            )
+        })?;
         Ok(Self {
             folder: folder.to_owned(),
             resolved,
             state,
-            views: RwLock::default(),
+            views: RwLock::new(HashMap::from([(0, Arc::new(start))])),
         })
     }
 

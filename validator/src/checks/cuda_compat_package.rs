@@ -153,7 +153,7 @@ fn cuda_version(
 mod tests {
     use crate::facts::{CudaCompatPackage, CudaResult, Facts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
@@ -303,9 +303,7 @@ mod tests {
     #[test]
     fn leaves_a_missing_module_to_its_own_check() {
         let mut facts = node("570.124.06", Some("13.0"), Some("580.65.06"));
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
     }
 }

@@ -115,7 +115,7 @@ fn judge_not_initialised(facts: &Facts, profile: &Profile) -> Judgement {
 mod tests {
     use crate::facts::{CudaFacts, CudaResult, Facts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts) -> Finding {
         judge_host_check(&super::CHECK, facts, "{}")
@@ -216,9 +216,7 @@ mod tests {
 
         let mut facts = healthy_node();
         facts.cuda = CudaFacts::default();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         named(&facts, "kernel_module_loaded");
     }
 }

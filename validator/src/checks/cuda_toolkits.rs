@@ -268,7 +268,7 @@ mod tests {
         ComputeCapability, CudaCompatPackage, CudaToolkit, CudaToolkitKind, Facts, Reading,
     };
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
@@ -494,9 +494,7 @@ mod tests {
             devices.clear();
         }
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
         assert_eq!(
             judge(&facts, "cuda: {toolkits: ['12.8']}").verdict,

@@ -78,7 +78,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
 mod tests {
     use crate::facts::Reading;
     use crate::findings::Verdict;
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(profile: &str) -> crate::findings::Finding {
         judge_host_check(&super::CHECK, &healthy_node(), profile)
@@ -119,6 +119,7 @@ mod tests {
     #[test]
     fn errs_when_it_was_not_read_or_makes_no_sense() {
         let mut facts = healthy_node();
+        facts.nvml.driver_version = Reading::NotRead("unknown error".to_owned());
         for reading in [
             Reading::NotRead("permission denied".to_owned()),
             Reading::Value("unknown".to_owned()),
@@ -134,9 +135,7 @@ mod tests {
     #[test]
     fn leaves_a_missing_module_to_its_own_check() {
         let mut facts = healthy_node();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         let judge = |profile| judge_host_check(&super::CHECK, &facts, profile);
         let finding = judge("driver: {branch: 580}");
         assert_eq!(finding.verdict, Verdict::Skip);

@@ -50,7 +50,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     if asked.is_none() {
         machine::loaded_driver(facts, profile)?;
     }
-    if facts.host.services.get(FABRIC_MANAGER_SERVICE) == Some(&Reading::NotSupported) {
+    let no_systemd =
+        facts.host.services.get(FABRIC_MANAGER_SERVICE) == Some(&Reading::NotSupported);
+    if no_systemd && !machine::in_container(facts) {
         return Ok(Outcome::error(
             "whether fabric manager runs could not be told: this machine has no systemd",
         ));
@@ -82,7 +84,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                  read /var/log/fabricmanager.log"
             }));
     }
-    if requirement == ServiceRequirement::Active && !state.enabled {
+    // A container sees at most the process; whether the host enables the service it cannot tell.
+    if requirement == ServiceRequirement::Active && !state.enabled && !machine::in_container(facts)
+    {
         return Ok(
             Outcome::warn(format!("{summary}, so CUDA will not start after a reboot"))
                 .expected("active and enabled")
@@ -188,6 +192,13 @@ mod tests {
         facts.host.in_container = Reading::Value(true);
         set_service(&mut facts, false, false, false);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+        facts
+            .host
+            .services
+            .insert("nvidia-fabricmanager".to_owned(), Reading::NotSupported);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+        set_service(&mut facts, true, false, true);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
     }
 
     #[test]

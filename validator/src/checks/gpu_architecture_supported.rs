@@ -97,7 +97,7 @@ fn judge_gpu(gpu: &GpuArchitecture, branch: u32, tally: &mut Tally) {
 mod tests {
     use crate::facts::{ComputeCapability, CudaFacts, Facts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts) -> Finding {
         judge_host_check(&super::CHECK, facts, "{}")
@@ -160,9 +160,7 @@ mod tests {
             devices.clear();
         }
         assert_eq!(judge(&facts).verdict, Verdict::Skip);
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         assert_eq!(judge(&facts).verdict, Verdict::Skip);
     }
 }

@@ -321,7 +321,7 @@ mod tests {
         CudaFacts, CudaResult, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice, Reading,
     };
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
@@ -341,10 +341,7 @@ mod tests {
         facts.gpus.clear();
         facts.nvml = NvmlFacts::default();
         facts.cuda = CudaFacts::default();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-            modules.nvidia_gpus.clear();
-        }
+        unload_driver(&mut facts);
         facts
     }
 
@@ -547,9 +544,7 @@ mod tests {
         let finding = judge(&facts, "{}");
         assert_eq!(finding.verdict, Verdict::Skip);
         assert!(finding.summary.contains("nvml_library"));
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         let finding = judge(&facts, "{}");
         assert_eq!(finding.verdict, Verdict::Skip);
         assert!(finding.summary.contains("kernel_module_loaded"));

@@ -12,7 +12,7 @@
 //! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`, `CUDA_PROFILE`,
 //! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
 //! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_LAUNCH_BLOCKING`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_PTX_JIT`,
-//! `NVIDIA_TF32_OVERRIDE` and `LD_PRELOAD`.
+//! `NVIDIA_TF32_OVERRIDE`, `LD_PRELOAD` and `LD_AUDIT`.
 //!
 //! ## What to do
 //! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's `Environment=`) and remove it.
@@ -38,7 +38,7 @@ pub(crate) const CHECK: Check = Check {
 
 /// What each variable does to CUDA programs. The first ten are DCGM's list, the others are in NVIDIA's documentation of
 /// CUDA's environment variables and in ld.so(8).
-const INJECTED_VARIABLES: [(&str, &str); 15] = [
+const INJECTED_VARIABLES: [(&str, &str); 16] = [
     (
         "CUDA_INJECTION32_PATH",
         "loads a library into every CUDA program",
@@ -66,7 +66,13 @@ const INJECTED_VARIABLES: [(&str, &str); 15] = [
         "changes the precision of matrix products",
     ),
     ("LD_PRELOAD", "loads a library into every program"),
+    ("LD_AUDIT", "loads a library into every program"),
 ];
+
+/// Whether every probe keeps this variable, so that its absence from the facts means that it was not set.
+fn is_always_looked_at(name: &str) -> bool {
+    name == "CUDA_VISIBLE_DEVICES" || INJECTED_VARIABLES.iter().any(|(it, _)| *it == name)
+}
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let environment = facts.host.environment.required("the environment")?;
@@ -77,8 +83,11 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             Some(value) => tally.fail(format!(
                 "{name} is `{value}`, the profile asks for `{wanted}`"
             )),
-            None => tally.fail(format!(
+            None if is_always_looked_at(name) => tally.fail(format!(
                 "{name} is not set, the profile asks for `{wanted}`"
+            )),
+            None => tally.error(format!(
+                "{name}, which the profile asks for, is not set or was not looked at"
             )),
         }
     }
@@ -176,6 +185,15 @@ mod tests {
             finding.summary,
             "CUDA_LAUNCH_BLOCKING is not set, the profile asks for `0`"
         );
+    }
+
+    #[test]
+    fn a_variable_that_the_facts_do_not_hold_may_be_set_all_the_same() {
+        let finding = judge(
+            &healthy_node(),
+            "environment: {required: {NCCL_SOCKET_IFNAME: eth0}}",
+        );
+        assert_eq!(finding.verdict, Verdict::Error);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! The loaded module's flavour against `driver.kernel_module` of the profile, else against what the models of the GPUs on
 //! the PCI bus and in NVML support. One GPU that needs the proprietary module decides for the machine. Where the reference
 //! table knows none of the models, their compute capability decides: below 7.5 proprietary, from 10.0 on open.
+//! Skipped in a container that does not see the host's module.
 //!
 //! ## What to do
 //! Install the other flavour of the same driver version (`nvidia-open` or `nvidia-driver` packages, or
@@ -43,9 +44,13 @@ const ONLY_OPEN_FROM: ComputeCapability = ComputeCapability {
 };
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
-    let flavor = *machine::loaded_driver(facts, profile)?
-        .nvidia_flavor
-        .required("flavour of kernel module nvidia")?;
+    let flavor = &machine::loaded_driver(facts, profile)?.nvidia_flavor;
+    if machine::in_container(facts) && flavor.value().is_none() {
+        return Ok(Outcome::skip(
+            "this is a container, from which the flavour of the host's kernel module is not visible",
+        ));
+    }
+    let flavor = *flavor.required("flavour of kernel module nvidia")?;
     let Some(expected) = expect::kernel_module(facts, profile).or_else(|| by_architecture(facts))
     else {
         return Ok(Outcome::error(format!(
@@ -101,7 +106,7 @@ fn by_architecture(facts: &Facts) -> Option<Expected<KernelModuleSupport>> {
 mod tests {
     use crate::facts::{ComputeCapability, Facts, KernelModuleFlavor, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
@@ -184,11 +189,17 @@ mod tests {
     }
 
     #[test]
+    fn a_container_may_not_see_it() {
+        let mut facts = healthy_node();
+        set_flavor(&mut facts, Reading::NotSupported);
+        facts.host.in_container = Reading::Value(true);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+    }
+
+    #[test]
     fn leaves_a_missing_module_to_its_own_check() {
         let mut facts = healthy_node();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
     }
 }

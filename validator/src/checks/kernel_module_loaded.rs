@@ -6,7 +6,8 @@
 //!
 //! ## How it is judged
 //! `nvidia` must be among the loaded modules. It fails when GPUs are on the PCI bus and the module is not loaded. Where
-//! there is no NVIDIA GPU on the bus either, nothing says that the module should be there, so it cannot be judged.
+//! there is no NVIDIA GPU on the bus either, nothing says that the module should be there, so it cannot be judged. An
+//! NVML that answers is proof enough in a sandbox that hides the modules.
 //!
 //! ## What to do
 //! `modprobe nvidia` and read what the kernel log says. If the module does not exist for this kernel: `dkms status`,
@@ -32,7 +33,7 @@ pub(crate) const CHECK: Check = Check {
 
 fn judge(facts: &Facts, _: &Profile) -> Judgement {
     let modules = facts.host.kernel_modules.required("kernel modules")?;
-    if modules.loaded.contains_key("nvidia") {
+    if machine::driver_is_loaded(facts, modules) {
         return Ok(Outcome::pass(loaded(modules)));
     }
     let gpus = machine::pci_gpus(facts)?;
@@ -80,7 +81,7 @@ fn bound_drivers(gpus: &[&PciDevice]) -> String {
 mod tests {
     use crate::facts::{Facts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts) -> Finding {
         judge_host_check(&super::CHECK, facts, "{}")
@@ -88,12 +89,7 @@ mod tests {
 
     fn node_without_module() -> Facts {
         let mut facts = healthy_node();
-        let Reading::Value(modules) = &mut facts.host.kernel_modules else {
-            unreachable!("the healthy machine has modules");
-        };
-        modules.loaded.remove("nvidia");
-        modules.nvidia_version = Reading::NotSupported;
-        modules.nvidia_flavor = Reading::NotSupported;
+        unload_driver(&mut facts);
         facts
     }
 
@@ -115,6 +111,13 @@ mod tests {
             finding.summary,
             "kernel module nvidia is not loaded, 8 GPUs on the PCI bus need it"
         );
+    }
+
+    #[test]
+    fn nvml_is_proof_in_a_sandbox_that_hides_modules() {
+        let mut facts = node_without_module();
+        facts.nvml = healthy_node().nvml;
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
 mod tests {
     use crate::facts::{Facts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check};
+    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts) -> Finding {
         judge_host_check(&super::CHECK, facts, "{}")
@@ -135,9 +135,7 @@ mod tests {
     fn leaves_a_missing_driver_to_its_own_check() {
         let mut facts = healthy_node();
         facts.nvml.initialized = Reading::NotRead("no library".to_owned());
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.loaded.clear();
-        }
+        unload_driver(&mut facts);
         assert_eq!(judge(&facts).verdict, Verdict::Skip);
     }
 }

@@ -63,7 +63,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 })
         });
     }
-    if state.active && state.enabled {
+    // A container sees at most the process; whether the host enables the service it cannot tell.
+    if state.active && (state.enabled || machine::in_container(facts)) {
         return Ok(Outcome::pass(summary));
     }
     let is_on_everywhere = !facts.gpus.is_empty()

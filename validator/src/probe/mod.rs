@@ -17,7 +17,7 @@ pub use interrupt::Interrupt;
 pub(crate) use nvml::{NvmlWorker, simulator_scenario};
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{FACTS_FORMAT, Facts};
+use crate::facts::{FACTS_FORMAT, Facts, Reading};
 use crate::level::{Level, Stage};
 use nvml::NvmlOutcome;
 
@@ -51,6 +51,7 @@ pub fn collect(
         add_nvml(&mut facts, nvml.join());
         add_cuda(&mut facts, cuda.join());
     });
+    name_the_lost_gpu(&mut facts);
     facts.interrupted = interrupt.reason();
     on_stage(Stage::Gpu, &facts);
     if options.level >= Level::Standard && facts.interrupted.is_none() {
@@ -96,6 +97,36 @@ fn add_cuda(facts: &mut Facts, result: std::thread::Result<(cuda::CudaOutcome, f
     }
 }
 
+/// NVML gives a lost GPU a number and no address. Where it counts as many GPUs as the driver has bound, and all others
+/// have their addresses, the one that is left is its own.
+fn name_the_lost_gpu(facts: &mut Facts) {
+    let Some(devices) = facts.host.pci_devices.value() else {
+        return;
+    };
+    let bound: Vec<String> = devices
+        .iter()
+        .filter(|device| device.is_gpu() && device.driver.as_deref() == Some("nvidia"))
+        .map(|device| device.address.clone())
+        .collect();
+    if bound.len() != facts.gpus.len() {
+        return;
+    }
+    let is_taken = |address: &&String| {
+        facts
+            .gpus
+            .iter()
+            .any(|gpu| gpu.pci_address.value() == Some(*address))
+    };
+    let left: Vec<String> = bound.iter().filter(|it| !is_taken(it)).cloned().collect();
+    let mut nameless = facts
+        .gpus
+        .iter_mut()
+        .filter(|gpu| gpu.pci_address.value().is_none());
+    if let ([address], Some(gpu), None) = (&left[..], nameless.next(), nameless.next()) {
+        gpu.pci_address = Reading::Value(address.clone());
+    }
+}
+
 /// The result and how many milliseconds it took.
 fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
@@ -112,4 +143,61 @@ fn rfc3339_utc(time: SystemTime) -> String {
         |_| String::new(),
         |timestamp| timestamp.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{GpuFacts, PciDevice};
+
+    fn machine(addresses: &[Option<&str>]) -> Facts {
+        let mut facts = Facts::default();
+        let device = |address: &str| PciDevice {
+            address: address.to_owned(),
+            class: 0x03_0200,
+            driver: Some("nvidia".to_owned()),
+            ..PciDevice::default()
+        };
+        facts.host.pci_devices =
+            Reading::Value(vec![device("0000:3b:00.0"), device("0000:5e:00.0")]);
+        facts.gpus = addresses
+            .iter()
+            .map(|address| GpuFacts {
+                pci_address: address
+                    .map_or_else(Reading::default, |it| Reading::Value(it.to_owned())),
+                ..GpuFacts::default()
+            })
+            .collect();
+        facts
+    }
+
+    #[test]
+    fn the_only_gpu_without_an_address_has_the_only_one_left() {
+        let mut facts = machine(&[Some("0000:3b:00.0"), None]);
+        name_the_lost_gpu(&mut facts);
+        assert_eq!(
+            facts.gpus[1].pci_address,
+            Reading::Value("0000:5e:00.0".to_owned())
+        );
+    }
+
+    #[test]
+    fn nothing_is_guessed() {
+        for addresses in [
+            &[None, None][..],
+            &[Some("0000:3b:00.0"), None, None],
+            &[None],
+        ] {
+            let mut facts = machine(addresses);
+            let before = facts.clone();
+            name_the_lost_gpu(&mut facts);
+            assert_eq!(facts, before);
+        }
+    }
+
+    #[test]
+    fn a_time_reads_as_rfc_3339() {
+        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+        assert_eq!(rfc3339_utc(time), "2001-09-09T01:46:40Z");
+    }
 }

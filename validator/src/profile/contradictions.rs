@@ -16,29 +16,40 @@ struct Contradiction {
 
 type Found = Option<Contradiction>;
 
+/// Refuses the first value of one file that is wrong whatever other files say.
+pub(super) fn refuse_impossible_values(
+    profile: &Profile,
+    source: &Source,
+) -> Result<(), ProfileError> {
+    let found = checks(profile)
+        .or_else(|| numbers(profile))
+        .or_else(|| names(profile));
+    found.map_or(Ok(()), |found| {
+        Err(error(&found, std::slice::from_ref(source)))
+    })
+}
+
 /// Refuses the first contradiction of a resolved profile; `sources` are its files, the extending one first.
 pub(super) fn refuse_contradictions(
     profile: &Profile,
     sources: &[Source],
 ) -> Result<(), ProfileError> {
-    let found = checks(profile)
-        .or_else(|| numbers(profile))
-        .or_else(|| names(profile))
-        .or_else(|| xids(profile))
+    let found = xids(profile)
         .or_else(|| mig(profile))
         .or_else(|| driver(profile))
         .or_else(|| toolkits(profile))
         .or_else(|| model(profile));
-    let Some(found) = found else {
-        return Ok(());
-    };
+    found.map_or(Ok(()), |found| Err(error(&found, sources)))
+}
+
+fn error(found: &Contradiction, sources: &[Source]) -> ProfileError {
     let path: Vec<&str> = found.path.iter().map(String::as_str).collect();
     // The file nearest to the one that was asked for wins, as its value does.
     let (source, position) = sources
         .iter()
         .find_map(|it| Some((it, Some(it.locate(&path, found.find)?))))
         .unwrap_or((&sources[0], None));
-    Err(source.error_at(position, &found.message, found.hint.as_deref()))
+    source.error_at(position, &found.message, found.hint.as_deref())
 }
 
 #[expect(

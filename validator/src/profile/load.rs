@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Profile;
-use super::contradictions::refuse_contradictions;
+use super::contradictions::{refuse_contradictions, refuse_impossible_values};
 use super::merge::merge;
 use super::source::{Find, Position, Source};
 use crate::nearest_name::nearest_name;
@@ -122,7 +122,7 @@ fn too_large(name: &str) -> String {
     )
 }
 
-/// Parses one file on its own: every key known, every type right, no key twice.
+/// Parses one file on its own: every key known, every type right, no key twice, no value that can never hold.
 fn parse_one(source: &Source) -> Result<Profile, ProfileError> {
     if source.text.len() > SIZE_LIMIT_BYTES {
         return Err(ProfileError(too_large(&source.name)));
@@ -132,6 +132,7 @@ fn parse_one(source: &Source) -> Result<Profile, ProfileError> {
         serde_yaml::from_str(&source.text).map_err(|error| explain(source, &error))?;
     // The typed parse overlooks a key that is twice in a free mapping (`checks`, `services`).
     written(source)?;
+    refuse_impossible_values(&profile, source)?;
     Ok(profile)
 }
 

@@ -31,6 +31,7 @@ pub struct Profile {
     pub name: Option<String>,
     pub description: Option<String>,
     /// Another profile, relative to this file, whose values hold where this one says nothing; no deeper than three.
+    /// Scalars override, mappings merge key by key, lists replace, `null` clears.
     pub extends: Option<String>,
     pub driver: DriverProfile,
     pub cuda: CudaProfile,

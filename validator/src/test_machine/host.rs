@@ -51,6 +51,20 @@ pub(super) fn add_host_and_cuda(facts: &mut Facts) {
         .collect();
 }
 
+/// The kernel module is not loaded, so that NVML does not answer and lists no GPU.
+pub(crate) fn unload_driver(facts: &mut Facts) {
+    facts.host.kernel_modules = Reading::Value(KernelModules {
+        nvidia_version: Reading::NotSupported,
+        nvidia_flavor: Reading::NotSupported,
+        ..KernelModules::default()
+    });
+    facts.nvml = NvmlFacts {
+        initialized: Reading::NotRead("driver not loaded".to_owned()),
+        ..NvmlFacts::default()
+    };
+    facts.gpus.clear();
+}
+
 fn host() -> HostFacts {
     let running = ServiceState {
         installed: true,

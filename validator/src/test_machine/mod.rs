@@ -7,6 +7,7 @@ pub(crate) use gpu::{
     MIB, healthy_single_h200, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu,
     make_model_unknown, node_with, python_process,
 };
+pub(crate) use host::unload_driver;
 
 use crate::check::{self, Check};
 use crate::facts::Facts;

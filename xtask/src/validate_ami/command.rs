@@ -91,18 +91,6 @@ impl Ending {
     }
 }
 
-/// The exit codes in words.
-pub(crate) fn meaning(code: u8) -> &'static str {
-    match code {
-        0 => "everything was judged and nothing failed",
-        1 => "at least one check failed; this node must not take work",
-        2 => "nothing failed, but something could not be judged; this is not a pass",
-        3 => "the profile or the arguments are wrong; nothing was judged",
-        4 => "nothing failed; only the load on GPUs that others are using was not judged",
-        _ => "unknown",
-    }
-}
-
 /// Passes on what a child prints as it comes, and keeps a copy without colours in the reports' folder.
 #[derive(Debug)]
 pub(crate) struct Streams {

@@ -22,6 +22,15 @@ fn clock_of(clocks: &ClockSet, kind: c_uint) -> Result<u32, Failure> {
     }
 }
 
+/// Every memory clock that can be set, highest first.
+fn memory_clocks(gpu: &Gpu) -> Vec<u32> {
+    let mut clocks = vec![gpu.clocks.max.memory_mhz, gpu.clocks.idle.memory_mhz];
+    clocks.extend(&gpu.clocks.other_memory_mhz);
+    clocks.sort_unstable_by(|left, right| right.cmp(left));
+    clocks.dedup();
+    clocks
+}
+
 /// Applications clocks are told of graphics and memory only, and not by consumer boards.
 fn applications_clock(gpu: &Gpu, kind: c_uint) -> Result<u32, Failure> {
     let known = [
@@ -140,9 +149,7 @@ nvml! {
 
     fn nvmlDeviceGetSupportedMemoryClocks(device: Handle, count: Out<c_uint>, clocks: Out<c_uint>) |call| {
         let gpu = call.gpu(device)?.gpu;
-        let mut supported = vec![gpu.clocks.max.memory_mhz, gpu.clocks.idle.memory_mhz];
-        supported.dedup();
-        set_list(count, clocks, &supported)
+        set_list(count, clocks, &memory_clocks(gpu))
     }
 
     fn nvmlDeviceGetSupportedGraphicsClocks(
@@ -152,7 +159,7 @@ nvml! {
         clocks: Out<c_uint>,
     ) |call| {
         let gpu = call.gpu(device)?.gpu;
-        if memory_mhz != gpu.clocks.max.memory_mhz && memory_mhz != gpu.clocks.idle.memory_mhz {
+        if !memory_clocks(gpu).contains(&memory_mhz) {
             return Err(NOT_FOUND);
         }
         let range = gpu.clocks.min_graphics_mhz..=gpu.clocks.max.graphics_mhz;

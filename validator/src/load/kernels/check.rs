@@ -58,11 +58,27 @@ mod tests {
     use super::*;
 
     /// Read back from `check.ptx` running on an NVIDIA H200 (driver 580.159.04).
-    const SEEN_ON_H200: &[(u32, u32, u32)] = &[];
+    const SEEN_ON_H200: [(u32, u32, u32); 15] = [
+        (0, 0, 0xE49F_6F01),
+        (1, 0, 0x856F_9E2A),
+        (255, 0, 0x6C09_318D),
+        (256, 0, 0xCB89_368C),
+        (99_999, 0, 0x45A3_8636),
+        (0, 0x7, 0xF915_95D9),
+        (1, 0x7, 0x160D_5713),
+        (255, 0x7, 0x3F34_263E),
+        (256, 0x7, 0xBD17_B25F),
+        (99_999, 0x7, 0xC203_A27E),
+        (0, 0xDEAD_BEEF, 0x8BA2_6527),
+        (1, 0xDEAD_BEEF, 0xC9F4_EAD1),
+        (255, 0xDEAD_BEEF, 0x7A40_979C),
+        (256, 0xDEAD_BEEF, 0x80BA_8305),
+        (99_999, 0xDEAD_BEEF, 0xEA8E_3611),
+    ];
 
     #[test]
     fn equals_what_a_gpu_wrote() {
-        for &(index, seed, value) in SEEN_ON_H200 {
+        for (index, seed, value) in SEEN_ON_H200 {
             assert_eq!(
                 check_kernel_expected(index, seed),
                 value,

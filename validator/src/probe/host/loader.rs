@@ -47,8 +47,16 @@ impl LoaderPath {
             .chain(&WELL_KNOWN_LIBRARY_FOLDERS)
             .map(|folder| format!("{folder}/{name}"));
         let mut files: Vec<LibraryFile> = Vec::new();
-        for path in from_environment.chain(from_cache).chain(from_folders) {
-            let Some(resolved) = root.resolve(&path) else {
+        let environment_count = self.environment.len();
+        let paths = from_environment.chain(from_cache).chain(from_folders);
+        for (position, path) in paths.enumerate() {
+            // The variable is this process's own, so that its folders may lie outside of a sysroot.
+            let outside = || {
+                (position < environment_count)
+                    .then(|| Sysroot::default().resolve(&path))
+                    .flatten()
+            };
+            let Some(resolved) = root.resolve(&path).or_else(outside) else {
                 continue;
             };
             // /lib64 and /usr/lib64 are often the same folder; the first way to a file is the loader's.

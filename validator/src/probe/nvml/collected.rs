@@ -35,6 +35,8 @@ pub(super) struct Collected {
     /// GPUs that are not to be asked again.
     pub(super) finished: BTreeSet<u32>,
     pub(super) skipped: Vec<SkippedCall>,
+    /// Calls that hung or crashed themselves, by GPU.
+    bad_calls: Vec<(u32, String)>,
     pub(super) trouble: Vec<String>,
     stopped: Option<String>,
     nonsense_was_noted: bool,
@@ -81,17 +83,44 @@ impl Collected {
         self.gpus.get_mut(usize::try_from(index).ok()?)
     }
 
+    /// This call hung or crashed.
     pub(super) fn skip(&mut self, call: &CallInFlight, reason: &str) {
         self.skipped.push(SkippedCall {
             function: call.function.clone(),
             gpu: call.gpu,
             reason: reason.to_owned(),
         });
+        if let Some(gpu) = call.gpu {
+            self.bad_calls.push((gpu, call.function.clone()));
+        }
+    }
+
+    /// The function is not called for any GPU that was not asked yet; that says nothing bad about these GPUs.
+    pub(super) fn skip_everywhere(&mut self, function: &str, reason: &str) {
+        for gpu in 0..u32::try_from(self.gpus.len()).unwrap_or(0) {
+            if !self
+                .bad_calls
+                .iter()
+                .any(|(it, bad)| *it == gpu && bad == function)
+            {
+                self.skipped.push(SkippedCall {
+                    function: function.to_owned(),
+                    gpu: Some(gpu),
+                    reason: reason.to_owned(),
+                });
+            }
+        }
+    }
+
+    pub(super) fn gpus_with_bad_call(&self, function: &str) -> usize {
+        self.bad_calls
+            .iter()
+            .filter(|(_, bad)| bad == function)
+            .count()
     }
 
     pub(super) fn bad_calls(&self, gpu: u32) -> usize {
-        let of_gpu = |it: &&SkippedCall| it.gpu == Some(gpu);
-        self.skipped.iter().filter(of_gpu).count()
+        self.bad_calls.iter().filter(|(it, _)| *it == gpu).count()
     }
 
     pub(super) fn give_up(&mut self, gpu: u32, reason: &str) {
@@ -129,10 +158,10 @@ impl Collected {
             let reason = gave_up.map_or(&default_reason, |(_, reason)| reason);
             let mut gpu: GpuFacts = facts_of(told, reason, &mut self.trouble);
             gpu.calls_hung = self
-                .skipped
+                .bad_calls
                 .iter()
-                .filter(|it| it.gpu.is_some_and(is_this))
-                .map(|it| it.function.clone())
+                .filter(|(gpu, _)| is_this(*gpu))
+                .map(|(_, function)| function.clone())
                 .collect();
             gpus.push(gpu);
         }

@@ -26,6 +26,8 @@ use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_prog
 
 /// A driver that makes so many calls hang or crash will not say much more of use.
 const ATTEMPTS_MAXIMUM: usize = 12;
+/// After one function hung or crashed on so many GPUs, it is not called for the others: each would cost a deadline.
+const GPUS_WITH_THE_SAME_BAD_CALL_MAXIMUM: usize = 2;
 /// After so many of its calls hung or crashed, nothing more is asked about a GPU.
 const BAD_CALLS_OF_A_GPU_MAXIMUM: usize = 2;
 
@@ -120,6 +122,12 @@ fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) 
         return !nothing_left;
     };
     collected.skip(call, what_it_did);
+    if collected.gpus_with_bad_call(&call.function) >= GPUS_WITH_THE_SAME_BAD_CALL_MAXIMUM {
+        collected.skip_everywhere(
+            &call.function,
+            &format!("was not called, since on other GPUs it {what_it_did}"),
+        );
+    }
     if collected.bad_calls(gpu) >= BAD_CALLS_OF_A_GPU_MAXIMUM {
         collected.give_up(
             gpu,

@@ -112,6 +112,32 @@ fn of_several_calls_at_once_none_is_blamed_before_they_were_asked_one_by_one() {
 }
 
 #[test]
+fn a_function_that_hangs_on_every_gpu_is_given_up_after_two() {
+    let script = r#"say '{"nvml":{"field":"gpu_count","value":{"value":4}}}'
+        for gpu in 0 1 2 3; do
+          case "$*" in
+            *--finished\ $gpu*) ;;
+            *nvmlDeviceGetSerial@$gpu=*) told $gpu minor_number $gpu; finished $gpu;;
+            *) call $gpu nvmlDeviceGetSerial; sleep 600;;
+          esac
+        done; say '{"done":{}}'"#;
+    let outcome = outcome_of(script);
+    let hung: Vec<usize> = outcome
+        .gpus
+        .iter()
+        .map(|gpu| gpu.calls_hung.len())
+        .collect();
+    assert_eq!(hung, [1, 1, 0, 0]);
+    assert!(
+        outcome
+            .gpus
+            .iter()
+            .all(|gpu| gpu.minor_number.value().is_some())
+    );
+    assert_eq!(outcome.nvml.probe_trouble.len(), 2);
+}
+
+#[test]
 fn a_crash_is_left_out_the_next_time() {
     let outcome = outcome_of(
         r#"told 0 uuid '"GPU-a"'

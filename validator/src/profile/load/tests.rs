@@ -418,6 +418,12 @@ fn errors_name_the_file_that_they_are_in() {
             "child.yaml:2:24:",
             "offers CUDA 12.8",
         ),
+        // Not even where another file would override it.
+        (
+            "policy: {xid: {window_hours: .nan}}\n",
+            "child.yaml:1:30:",
+            "NaN hours",
+        ),
         // The value at fault is in the base, and the wish that contradicts it in the child.
         (
             "extends: fine.yaml\ngpus: {model: V100 SXM2 16GB}\ndriver: {branch: 590}\n",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks every kernel against independent references on a real GPU, then times it against cuBLASLt through PyTorch.
 
-    bench.py KERNELS [check] [jit] [vectors] [small] [time] [variants] [stress] [sustained]
+    bench.py KERNELS [check] [ptx] [vectors] [small] [time] [variants] [stress] [sustained]
 
 KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. ONLY=bf16,f64 times these
 alone. Needs PyTorch, NumPy and nvidia-ml-py.
@@ -120,8 +120,9 @@ class Report:
 
 
 class Kernels:
-    def __init__(self, folder):
+    def __init__(self, folder, ptx_only=False):
         self.folder = folder
+        self.ptx_only = ptx_only
         self.modules = {}
         self.sms = torch.cuda.get_device_properties(0).multi_processor_count
 
@@ -130,8 +131,13 @@ class Kernels:
             self.modules[name] = Module(os.path.join(self.folder, name))
         return self.modules[name]
 
+    def file(self, stem):
+        """The cubin for sm_90, else the PTX."""
+        cubin = f"{stem}.sm_90{'a' if stem.endswith('a') else ''}.cubin"
+        return cubin if not self.ptx_only and os.path.exists(os.path.join(self.folder, cubin)) else f"{stem}.ptx"
+
     def support(self, name):
-        return self.module("support.sm_90.cubin").function(name)
+        return self.module(self.file("support")).function(name)
 
     def generate(self, kind, rows, columns, seed, mode):
         elements = rows * columns
@@ -140,7 +146,8 @@ class Kernels:
                [address(out), u64(elements), u64(seed), u32(kind), u32(mode)])
         return out.view(TORCH[kind]).view(rows, columns)
 
-    def gemm(self, family, name, a, b, c, tile_sm=None, verify=None, checksums=None, report=None, sweep=0, module=None):
+    def gemm(self, family, name, a, b, c, tile_sm=None, verify=None, checksums=None, report=None, sweep=0, module=None,
+             blocks=None):
         kind = NAMES[name]
         m, k = a.shape
         n = b.shape[0]
@@ -148,23 +155,23 @@ class Kernels:
         common = [address(c), u32(m), u32(n), u32(k_bytes), address(tile_sm)]
         if family == "sm90a":
             shared = 4 * 48 * 1024 + 1024
-            function = self.module(module or "gemm_sm90a.sm_90a.cubin").function(f"gemm_sm90a_{name}", shared)
+            function = self.module(module or self.file("gemm_sm90a")).function(f"gemm_sm90a_{name}", shared)
             key = (a.data_ptr(), b.data_ptr(), m, n, k_bytes, kind)
             maps = self.__dict__.setdefault("maps", {})
             if key not in maps:
                 maps[key] = (tensor_map(a.data_ptr(), m, k_bytes, 128),
                              tensor_map(b.data_ptr(), n, k_bytes, 64 if kind == F64 else 128))
             grid = min(self.sms // 2, (m // 256) * (n // (128 if kind == F64 else 256))) * 2
-            launch(function, grid, 384, [maps[key][0], maps[key][1]] + common +
+            launch(function, blocks or grid, 384, [maps[key][0], maps[key][1]] + common +
                    [address(verify), address(checksums), address(report.data if report else None), u32(sweep)], shared)
         elif family == "sm70":
-            function = self.module(module or "gemm_sm70.sm_90.cubin").function(f"gemm_sm70_{name}")
+            function = self.module(module or self.file("gemm_sm70")).function(f"gemm_sm70_{name}")
             tile = 64 if kind == F64 else 128
             launch(function, (n // tile, m // tile), 256, [address(a), address(b)] + common)
         else:
             rows, columns, stages, threads = (64, 128, 6, 128) if kind == F64 else (128, 256, 4, 256)
             shared = stages * 64 * (rows + columns)
-            function = self.module(module or f"gemm_{family}.sm_90.cubin").function(f"gemm_{family}_{name}", shared)
+            function = self.module(module or self.file(f"gemm_{family}")).function(f"gemm_{family}_{name}", shared)
             launch(function, (m // rows) * (n // columns), threads, [address(a), address(b)] + common, shared)
 
     def verify_strips(self, c, kind, checksums, report=None, nonfinite=None, sweep=0):
@@ -231,7 +238,7 @@ def expected_strip(words):
 
 
 def check_basic(kernels):
-    module = kernels.module("check.ptx")
+    module = Module(os.path.join(kernels.folder, "..", "check.ptx"))
     out = torch.empty(100_000, dtype=torch.int32, device="cuda")
     for seed in (0, 7, 0xDEADBEEF):
         launch(module.function("gpu_validator_check"), (100_000 + 255) // 256, 256, [address(out), u32(100_000), u32(seed)])
@@ -286,6 +293,12 @@ def check_gemm(kernels, shapes=SHAPES, modules=None):
                 kernels.gemm(family, name, a, b, again)
                 if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
                     fail(f"{family} {name} {m}x{n}x{k} mode {mode}: two runs differ")
+                if family == "sm90a":
+                    for blocks in (2, 14):
+                        again = result_of(name, m, n)
+                        kernels.gemm(family, name, a, b, again, blocks=blocks)
+                        if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
+                            fail(f"{family} {name} {m}x{n}x{k} mode {mode}: {blocks} blocks give other bits")
                 got = c.to(torch.float64)
                 if mode == EXACT or kind == S8:
                     wrong = int((got != reference).sum())
@@ -561,18 +574,14 @@ def main():
             except Exception as error:  # one broken step must not hide the others
                 fail(f"{step.__name__}: {error!r}")
             print(f"-- {step.__name__} done at {time.time() - begin:.1f} s", flush=True)
-    if "jit" in what:
+    if "ptx" in what:
         for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.ptx"))):
             begin = time.time()
             Module(path)
-            print(f"jit {os.path.basename(path)}: {(time.time() - begin) * 1000:.0f} ms")
-        for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.cubin"))):
-            begin = time.time()
-            try:
-                Module(path)
-                print(f"load {os.path.basename(path)}: {(time.time() - begin) * 1000:.2f} ms")
-            except RuntimeError as error:
-                print(f"load {os.path.basename(path)}: {error}")
+            print(f"translating {os.path.basename(path)}: {(time.time() - begin) * 1000:.0f} ms")
+        translated = Kernels(sys.argv[1], ptx_only=True)
+        check_gemm(translated, SHAPES[:3])
+        check_verification(translated)
     if "vectors" in what:
         print_vectors(kernels)
     if "small" in what:  # for compute-sanitizer
@@ -592,11 +601,9 @@ def main():
         stress(kernels, modules, os.environ.get("ONLY", "bf16,f16,tf32,e4m3,s8,f64").split(","))
     if "sustained" in what:
         time_all(kernels, 10, 8192, sampler, ["bf16"], verified=(True, False), only_families=("sm90a",))
-        print("8192 x 8192 x 16384")
-        time_all(kernels, 3, 8192, sampler, ["bf16", "f16", "tf32", "e4m3", "s8"], verified=(True, False),
-                 only_families=("sm90a",), k=16384)
-        print("16384 x 16384 x 16384")
-        time_all(kernels, 6, 16384, sampler, ["bf16"], verified=(True, False), only_families=("sm90a",))
+        for name, k in (("bf16", 16384), ("f16", 16384), ("tf32", 8192), ("e4m3", 32768), ("s8", 32768), ("f64", 4096)):
+            print(f"8192 x 8192 x {k}")
+            time_all(kernels, 3, 8192, sampler, [name], verified=(True, False), only_families=("sm90a",), k=k)
     print(f"{len(FAILURES)} failures")
     sys.exit(1 if FAILURES else 0)
 
