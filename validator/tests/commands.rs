@@ -514,3 +514,85 @@ fn schemas_man_page_and_completions_are_there() {
         assert!(text.contains("gpu-validator"), "{shell}");
     }
 }
+
+/// A run that is stuck in its first stage: the host's files are below a folder where one of them is a pipe that nobody
+/// writes to. Its first report is already there.
+fn stuck_run(folder: &Path) -> (std::process::Child, PathBuf) {
+    let etc = folder.join("etc");
+    fs::create_dir(&etc).expect("made");
+    let made = Command::new("mkfifo").arg(etc.join("os-release")).status();
+    assert!(made.is_ok_and(|it| it.success()), "mkfifo");
+    let junit = folder.join("report.xml");
+    #[expect(clippy::zombie_processes, reason = "the caller waits for it")]
+    let child = validator()
+        .args(["run", "--level", "quick", "--sysroot"])
+        .arg(folder)
+        .arg("--junit")
+        .arg(&junit)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the validator starts");
+    for _ in 0..500 {
+        if junit.exists() {
+            return (child, junit);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("no report is written before the first stage");
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    let sent = Command::new("kill")
+        .args(["-s", name, &child.id().to_string()])
+        .status();
+    assert!(sent.is_ok_and(|it| it.success()), "kill -s {name}");
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_leaves_reports_that_say_so() {
+    for name in ["TERM", "INT"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (child, junit) = stuck_run(folder.path());
+        signal(&child, name);
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(2), "SIG{name}");
+        let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(
+            stdout.starts_with("INCOMPLETE: signal ") && stdout.contains(&format!("(SIG{name})")),
+            "{stdout}"
+        );
+        let report = fs::read_to_string(junit).expect("readable");
+        assert!(report.contains("INCOMPLETE host") && report.contains("</testsuites>"));
+    }
+}
+
+#[test]
+fn a_second_signal_ends_a_run_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut child, _) = stuck_run(folder.path());
+    signal(&child, "TERM");
+    let asked = std::time::Instant::now();
+    // The same signal twice at once is one to the kernel.
+    while child.try_wait().expect("it can be waited for").is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        if child.try_wait().expect("it can be waited for").is_none() {
+            signal(&child, "TERM");
+        }
+    }
+    assert!(asked.elapsed() < std::time::Duration::from_secs(2));
+    let status = child.wait().expect("it ended");
+    assert_eq!(status.code(), Some(2));
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_a_report_that_passes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let junit = folder.path().join("report.xml");
+    let (mut child, _) = stuck_run(folder.path());
+    signal(&child, "KILL");
+    child.wait().expect("it ended");
+    let report = fs::read_to_string(junit).expect("readable");
+    assert!(report.contains("INCOMPLETE host"), "{report}");
+    assert!(!report.contains("errors=\"0\""), "{report}");
+}

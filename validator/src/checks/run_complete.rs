@@ -30,6 +30,7 @@ pub(crate) const CHECK: Check = Check {
     ),
 };
 
+#[expect(clippy::unnecessary_wraps, reason = "every check has this signature")]
 fn judge(facts: &Facts, _: &Profile) -> Judgement {
     if let Some(reason) = &facts.interrupted {
         return Ok(Outcome::error(format!("the run ended early: {reason}")).remedy("run it again"));

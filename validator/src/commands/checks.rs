@@ -30,7 +30,8 @@ pub(crate) fn checks(command: &ChecksCommand) -> anyhow::Result<ExitStatus> {
 
 fn list() -> String {
     let width = ALL.iter().map(|it| it.check.id.len()).max().unwrap_or(0);
-    ALL.iter()
+    let lines: Vec<String> = ALL
+        .iter()
         .map(|entry| {
             let check = entry.check;
             let subject = match check.judge {
@@ -38,7 +39,7 @@ fn list() -> String {
                 Judge::EachGpu(_) => "each GPU",
             };
             format!(
-                "{:<width$}  {:<4}  {:<8}  {:<8}  {}\n",
+                "{:<width$}  {:<4}  {:<8}  {:<8}  {}",
                 check.id,
                 check.stage.to_string(),
                 check.level.to_string(),
@@ -46,7 +47,8 @@ fn list() -> String {
                 title(entry)
             )
         })
-        .collect()
+        .collect();
+    lines.join("\n") + "\n"
 }
 
 fn explain(id: &str) -> anyhow::Result<String> {

@@ -107,7 +107,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
         .iter()
         .map(|entry| fleet_line(entry) + "\n")
         .collect();
-    lines.push_str(&format!("\n{totals}\n"));
+    lines.extend(["\n", &totals.to_string(), "\n"]);
     match options.json.as_deref() {
         Some(path) if path == Path::new("-") => {
             to_stderr(&lines);

@@ -1,5 +1,7 @@
 //! The commands, one module each: the edge where arguments, files and the terminal are.
 
+// Comments on arguments are the help text, where backticks are noise.
+#[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
 pub(crate) mod generate;
@@ -7,7 +9,9 @@ pub(crate) mod judge;
 pub(crate) mod profile;
 mod progress;
 mod report_files;
+#[allow(clippy::doc_markdown)]
 mod report_options;
 pub(crate) mod run;
 pub(crate) mod schema;
+#[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;

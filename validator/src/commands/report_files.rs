@@ -29,7 +29,8 @@ const STDOUT: &str = "-";
 
 impl ReportFiles {
     pub(crate) fn new(options: &ReportOptions, facts: Option<&Path>) -> Self {
-        let asked: [(&str, fn(&Run) -> String, Option<&Path>); 6] = [
+        type Asked<'a> = (&'static str, fn(&Run) -> String, Option<&'a Path>);
+        let asked: [Asked<'_>; 6] = [
             ("JUnit report", junit, options.junit.as_deref()),
             ("JSON report", json, options.json.as_deref()),
             ("Markdown report", markdown, options.markdown.as_deref()),

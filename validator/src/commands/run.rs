@@ -238,7 +238,7 @@ mod tests {
             .expect("received");
         let mut stages = Vec::new();
         let facts = follow(&seen, nothing(), &Interrupt::default(), &mut |stage, _| {
-            stages.push(stage)
+            stages.push(stage);
         });
         assert_eq!(stages, [Stage::Host, Stage::Gpu, Stage::Load]);
         assert_eq!(facts, healthy_node());

@@ -26,7 +26,7 @@ pub fn github_annotations(run: &Run) -> String {
                 ("remedy", &finding.remedy),
             ] {
                 if let Some(value) = value {
-                    message.push_str(&format!("\n{what}: {}", xml(value)));
+                    message.extend(["\n", what, ": ", &xml(value)]);
                 }
             }
             let subjects = match &fault.subjects[..] {

@@ -79,7 +79,7 @@ impl Page {
     fn finding(&mut self, finding: &Finding) {
         let mut text = one_line(&finding.summary);
         if let Some(overridden) = &finding.overridden {
-            text.push_str(&format!(" [{}]", one_line(overridden)));
+            text.extend([" [", &one_line(overridden), "]"]);
         }
         let width = self.check_width;
         self.line(&format!(

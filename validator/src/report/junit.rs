@@ -58,7 +58,7 @@ impl Suite<'_> {
     fn written(&self, run: &Run) -> TestSuite {
         let hostname = run.facts.host.hostname.value().map(String::as_str);
         let mut suite = TestSuite::new(&attribute(&suite_name(self.subject, run)));
-        suite.package = "gpu-validator".to_owned();
+        "gpu-validator".clone_into(&mut suite.package);
         suite.hostname = attribute(hostname.unwrap_or("unknown"));
         suite.timestamp = timestamp(&run.facts.collected_at);
         let mut names: Vec<&str> = Vec::new();
@@ -157,13 +157,15 @@ fn message(finding: &Finding) -> String {
 fn class_name(subject: &Subject) -> String {
     match subject {
         Subject::Host => "gpu-validator.host".to_owned(),
-        Subject::Gpu(GpuSubject {
-            uuid: Some(name), ..
-        }) => format!("gpu-validator.gpu.{name}"),
-        Subject::Gpu(GpuSubject {
-            pci_address: Some(name),
-            ..
-        }) => format!("gpu-validator.gpu.{name}"),
+        Subject::Gpu(
+            GpuSubject {
+                uuid: Some(name), ..
+            }
+            | GpuSubject {
+                pci_address: Some(name),
+                ..
+            },
+        ) => format!("gpu-validator.gpu.{name}"),
         Subject::Gpu(_) => "gpu-validator.gpu.unnamed".to_owned(),
     }
 }

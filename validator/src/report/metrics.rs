@@ -1,4 +1,4 @@
-//! The report for Prometheus: a file for node_exporter's textfile collector.
+//! The report for Prometheus: a file for `node_exporter`'s textfile collector.
 
 use std::fmt::Write as _;
 
