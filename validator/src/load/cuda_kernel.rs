@@ -41,8 +41,8 @@ pub(crate) fn run_on_all_gpus(
         .filter_map(|gpu| Some((gpu, gpu.uuid.value()?)))
         .collect();
     if let Some(reason) = cuda_does_not_work(facts) {
-        let reading = |_| Reading::NotRead(reason.clone());
-        runs.extend(gpus.iter().map(|(_, uuid)| ((*uuid).clone(), reading(()))));
+        let reading = || Reading::NotRead(reason.clone());
+        runs.extend(gpus.iter().map(|(_, uuid)| ((*uuid).clone(), reading())));
         return runs;
     }
     for some in gpus.chunks(WORKERS_MAXIMUM) {
@@ -174,7 +174,7 @@ fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd {
 
 /// `gpu-validator worker cuda-kernel --gpu UUID`.
 pub(crate) fn run_worker(uuid: &str) {
-    let teller = Teller;
+    let teller = Teller::new();
     let run = match compute_and_compare(uuid, &teller) {
         Ok(run) => run,
         Err(end) => KernelRun {

@@ -342,7 +342,7 @@ impl<'a> Context<'a> {
         let buffer = Words {
             context: self,
             address,
-            words,
+            count: words,
         };
         // SAFETY: the buffer was just allocated with room for `words` words.
         self.cuda
@@ -419,7 +419,7 @@ impl Module<'_, '_> {
         let code = unsafe { get_function(&raw mut function, self.handle, kernel.as_ptr()) };
         cuda.checked("cuModuleGetFunction", code)?;
         let mut address = out.address;
-        let mut count = u32::try_from(out.words).unwrap_or(u32::MAX);
+        let mut count = u32::try_from(out.count).unwrap_or(u32::MAX);
         let mut seed = seed;
         let mut parameters: [*mut c_void; 3] = [
             (&raw mut address).cast(),
@@ -462,7 +462,7 @@ impl Drop for Module<'_, '_> {
 pub(crate) struct Words<'c, 'a> {
     context: &'c Context<'a>,
     address: u64,
-    words: usize,
+    count: usize,
 }
 
 impl Words<'_, '_> {
@@ -471,8 +471,8 @@ impl Words<'_, '_> {
         let cuda = self.context.cuda;
         // SAFETY: cuda.h declares `CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t)`.
         let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoH_v2"]) }?;
-        let mut host = vec![0u32; self.words];
-        let bytes = self.words * size_of::<u32>();
+        let mut host = vec![0u32; self.count];
+        let bytes = self.count * size_of::<u32>();
         // SAFETY: both sides hold `bytes` bytes.
         let code = unsafe { copy(host.as_mut_ptr().cast(), self.address, bytes) };
         cuda.checked("cuMemcpyDtoH_v2", code)?;

@@ -75,7 +75,7 @@ fn take_field(facts: &mut CudaFacts, name: &str, value: Value) {
 
 /// `gpu-validator worker cuda`.
 pub(crate) fn run_worker() {
-    let teller = Teller;
+    let teller = Teller::new();
     teller.step("dlopen of libcuda.so.1");
     match CudaLibrary::load() {
         Ok(cuda) => read(&cuda, &teller),

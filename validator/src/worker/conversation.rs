@@ -25,9 +25,17 @@ enum Message {
 }
 
 /// The worker's end of the conversation.
-pub(crate) struct Teller;
+pub(crate) struct Teller {
+    stdout: std::io::Stdout,
+}
 
 impl Teller {
+    pub(crate) fn new() -> Self {
+        Self {
+            stdout: std::io::stdout(),
+        }
+    }
+
     pub(crate) fn step(&self, step: &str) {
         self.send(&Message::Step(step.to_owned()));
     }
@@ -49,7 +57,7 @@ impl Teller {
             return;
         };
         line.push(b'\n');
-        let mut stdout = std::io::stdout().lock();
+        let mut stdout = self.stdout.lock();
         if stdout.write_all(&line).is_err() || stdout.flush().is_err() {
             std::process::exit(1);
         }

@@ -318,7 +318,7 @@ mod tests {
             lines.push(line.len());
         }
         assert_eq!(lines.last(), Some(&"after".len()));
-        assert!(lines.iter().all(|it| *it <= LONGEST_LINE_BYTES as usize));
+        assert!(lines.iter().all(|it| *it as u64 <= LONGEST_LINE_BYTES));
     }
 
     #[test]
@@ -342,7 +342,7 @@ mod tests {
         let worker = shell("sleep 600");
         let interrupt = Interrupt::default();
         interrupt.request(15);
-        let event = worker.next_event(Instant::now() + Duration::from_secs(60), &interrupt);
+        let event = worker.next_event(Instant::now() + Duration::from_mins(1), &interrupt);
         assert_eq!(event, WorkerEvent::Interrupted);
     }
 

@@ -54,7 +54,7 @@ fn read(root: &Sysroot) -> Result<ContainerRuntime, String> {
 #[derive(Default, Deserialize)]
 struct DockerConfiguration {
     #[serde(default)]
-    runtimes: BTreeMap<String, serde::de::IgnoredAny>,
+    runtimes: BTreeMap<String, serde_json::Value>,
     #[serde(rename = "default-runtime")]
     default_runtime: Option<String>,
 }
@@ -102,10 +102,12 @@ fn cdi_specs(root: &Sysroot) -> Result<BTreeMap<String, Vec<String>>, String> {
     let mut specs = BTreeMap::new();
     for folder in CDI_FOLDERS {
         for path in root.matching(&format!("{folder}/*")) {
-            let is_json = path.ends_with(".json");
-            if !is_json && !path.ends_with(".yaml") && !path.ends_with(".yml") {
-                continue;
-            }
+            let extension = path.rsplit_once('.').map(|(_, extension)| extension);
+            let is_json = match extension {
+                Some("json") => true,
+                Some("yaml" | "yml") => false,
+                _ => continue,
+            };
             let text = root.text(&path).map_err(|error| io_reason(&error, &path))?;
             let parsed = if is_json {
                 serde_json::from_str::<CdiSpecification>(&text).ok()

@@ -269,6 +269,8 @@ fn unescape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use proptest::prelude::*;
 
     use super::super::sysroot::tests::tree;
@@ -323,7 +325,7 @@ mod tests {
     fn a_flood_is_one_record_and_the_middle_of_too_many_is_dropped() {
         let mut text = String::new();
         for sequence in 0..3000 {
-            text.push_str(&format!("3,{sequence},1000000,-;{XID} {sequence}\n"));
+            writeln!(text, "3,{sequence},1000000,-;{XID} {sequence}").expect("a string grows");
         }
         let many = log(&text);
         assert_eq!((many.records.len(), many.records_dropped), (2000, 1000));

@@ -77,7 +77,11 @@ fn is_wanted(root: &Sysroot, unit: &str) -> bool {
         let names = root.names(folder).unwrap_or_default();
         names
             .iter()
-            .filter(|name| name.ends_with(".wants") || name.ends_with(".requires"))
+            .filter(|name| {
+                [".wants", ".requires"]
+                    .iter()
+                    .any(|kind| name.ends_with(kind))
+            })
             .any(|name| {
                 let path = format!("{folder}/{name}/{unit}");
                 root.link_target(&path).is_some() || root.exists(&path)

@@ -666,14 +666,14 @@ mod tests {
     #[test]
     fn a_healthy_mask_names_nothing() {
         // Every two-bit part "false" (2), configuration "none" (1).
-        assert!(unhealthy_parts(0b0001_10_10_10_10).is_empty());
+        assert!(unhealthy_parts(0b0001_1010_1010).is_empty());
         assert!(unhealthy_parts(0).is_empty());
     }
 
     #[test]
     fn a_mask_names_each_unhealthy_part() {
         assert_eq!(
-            unhealthy_parts(0b0101_10_01_10_01),
+            unhealthy_parts(0b0101_1001_1001),
             [
                 "degraded bandwidth",
                 "route unhealthy",
