@@ -15,7 +15,7 @@ use super::driver::{
 };
 use crate::facts::{ComputeMode, Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
 use crate::probe::{Interrupt, ProbeOptions};
-use crate::worker::conversation::{ConversationEnd, Teller, Told, listen};
+use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, Told, listen};
 use crate::worker::process::{WorkerProcess, worker_program};
 
 const PTX: &str = include_str!("kernels/check.ptx");
@@ -96,13 +96,18 @@ fn run_on(
         device.into(),
     ];
     let environment = [("CUDA_VISIBLE_DEVICES", device.to_owned())];
-    let mut worker = match WorkerProcess::start(&program, &arguments, &environment) {
+    let worker = match WorkerProcess::start(&program, &arguments, &environment) {
         Ok(worker) => worker,
         Err(error) => {
             return Reading::NotRead(format!("cannot start {}: {error}", program.display()));
         }
     };
-    let told = listen(&mut worker, options.deadlines.cuda_kernel, interrupt);
+    let told = listen(
+        worker,
+        options.deadlines.cuda_kernel,
+        AfterDone::ExitWell,
+        interrupt,
+    );
     kernel_run(told, gpu, started.elapsed())
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
 use crate::load::driver::{CudaFailure, CudaLibrary, Device};
-use crate::worker::conversation::{ConversationEnd, Teller, listen};
+use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, listen};
 use crate::worker::process::{WorkerProcess, worker_program};
 
 /// What the library said, and the scenario if it is a simulated one.
@@ -21,14 +21,14 @@ pub(super) struct CudaOutcome {
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
     let program = worker_program(options.worker_program.as_ref());
     let arguments = ["worker".into(), "cuda".into()];
-    let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
+    let worker = match WorkerProcess::start(&program, &arguments, &[]) {
         Ok(worker) => worker,
         Err(error) => {
             let reason = format!("cannot start {}: {error}", program.display());
             return nothing_read(&reason);
         }
     };
-    let mut told = listen(&mut worker, options.deadlines.cuda, interrupt);
+    let mut told = listen(worker, options.deadlines.cuda, AfterDone::Leave, interrupt);
     let simulated = told
         .fields
         .remove("simulated")

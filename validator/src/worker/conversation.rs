@@ -106,10 +106,20 @@ impl Told {
     }
 }
 
-/// Listens to a worker until it is done or `deadline` has passed, and sees to its end.
+/// What a worker that has told everything still owes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterDone {
+    /// Nothing.
+    Leave,
+    /// A good end: it worked a GPU, and a driver that fails to let go of it has failed.
+    ExitWell,
+}
+
+/// Listens to a worker until it is done or `patience` is at its end, and sees to its end.
 pub(crate) fn listen(
-    worker: &mut WorkerProcess,
+    mut worker: WorkerProcess,
     patience: Duration,
+    after_done: AfterDone,
     interrupt: &Interrupt,
 ) -> Told {
     let deadline = Instant::now() + patience;
@@ -122,6 +132,11 @@ pub(crate) fn listen(
                 Ok(Message::Step(name)) => step = name,
                 Ok(Message::Field { name, value }) => {
                     fields.insert(name, value);
+                }
+                Ok(Message::Done {}) if after_done == AfterDone::Leave => {
+                    worker.leave();
+                    let end = ConversationEnd::Finished;
+                    return Told { fields, end, step };
                 }
                 Ok(Message::Done {}) => is_done = true,
                 // A library may print on stdout, which harms nothing.
@@ -161,10 +176,11 @@ mod tests {
     fn told(script: &str) -> Told {
         let program = std::path::PathBuf::from("/bin/sh");
         let arguments = ["-c".into(), script.into()];
-        let mut worker = WorkerProcess::start(&program, &arguments, &[]).expect("sh starts");
+        let worker = WorkerProcess::start(&program, &arguments, &[]).expect("sh starts");
         listen(
-            &mut worker,
+            worker,
             Duration::from_millis(500),
+            AfterDone::ExitWell,
             &Interrupt::default(),
         )
     }

@@ -167,7 +167,7 @@ fn run_worker(
                 };
                 if message == (Message::Done {}) {
                     // Everything is told; a library that crashes in its exit handlers takes nothing with it.
-                    worker.finish(Duration::from_secs(1));
+                    worker.leave();
                     return AttemptEnd::Finished;
                 }
                 follow(&message, &mut in_flight);
