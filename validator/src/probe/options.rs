@@ -55,7 +55,7 @@ impl Default for Deadlines {
             nvml_call: Duration::from_secs(5),
             nvml_initialization: Duration::from_secs(30),
             nvml: Duration::from_secs(90),
-            cuda: Duration::from_mins(1),
+            cuda: Duration::from_secs(30),
             cuda_kernel: Duration::from_secs(30),
         }
     }
