@@ -69,11 +69,16 @@ pub(crate) fn loaded_driver<'a>(
 /// The version of the loaded kernel module, which is the driver's.
 pub(crate) fn driver_version(facts: &Facts, profile: &Profile) -> Result<DriverVersion, Outcome> {
     let modules = loaded_driver(facts, profile)?;
-    let version = match (&modules.nvidia_version, &facts.nvml.driver_version) {
-        (Reading::Value(version), _) => version,
-        // NVML asks the module, so its answer is the module's.
-        (_, Reading::Value(version)) => version,
-        (unread, _) => unread.required("version of kernel module nvidia")?,
+    // NVML asks the module, so its answer is the module's.
+    let version = match modules
+        .nvidia_version
+        .value()
+        .or(facts.nvml.driver_version.value())
+    {
+        Some(version) => version,
+        None => modules
+            .nvidia_version
+            .required("version of kernel module nvidia")?,
     };
     version.parse::<DriverVersion>().map_err(Outcome::error)
 }

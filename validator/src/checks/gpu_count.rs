@@ -98,6 +98,10 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
 /// In a container the bus is the host's; what counts is what the container was given.
 fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
     if facts.nvml.initialized != Reading::Value(true) {
+        // The bus is the host's; that it has no GPU at all holds for the container too.
+        if machine::pci_gpus(facts)?.is_empty() {
+            return judge_machine(facts, profile);
+        }
         machine::loaded_driver(facts, profile)?;
         return Err(machine::reported_by(
             "nvml_library",
@@ -385,6 +389,14 @@ mod tests {
     #[test]
     fn a_machine_without_gpus_fails_only_where_some_are_expected() {
         let facts = node_without_gpus();
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn so_does_a_container_on_one() {
+        let mut facts = node_without_gpus();
+        facts.host.in_container = Reading::Value(true);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
         assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Fail);
     }
