@@ -53,13 +53,13 @@ impl Root<'_> {
 }
 
 /// Writes the host's files. Events that happened before the start go to the kernel log. `library` is what the user-mode
-/// libraries of compat folders are.
+/// libraries of compat folders are. Returns the number of records in the kernel log.
 pub fn write_sysroot(
     sysroot: &Path,
     scenario: &Scenario,
     events: &[ScheduledEvent],
     library: &Path,
-) -> Result<()> {
+) -> Result<u64> {
     let root = Root(sysroot);
     write_system(&root, scenario)?;
     write_pci(&root, scenario)?;
@@ -546,9 +546,14 @@ fn write_container_runtime(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
 }
 
 /// The kernel log as records of `/dev/kmsg`: priority, sequence number, microseconds since boot, flags; then the message.
-fn write_kernel_log(root: &Root<'_>, scenario: &Scenario, events: &[ScheduledEvent]) -> Result<()> {
+fn write_kernel_log(
+    root: &Root<'_>,
+    scenario: &Scenario,
+    events: &[ScheduledEvent],
+) -> Result<u64> {
     if !scenario.host.kernel_log_readable {
-        return write_unreadable_kernel_log(root);
+        write_unreadable_kernel_log(root)?;
+        return Ok(0);
     }
     let mut records: Vec<(u64, String)> = boot_messages(scenario)
         .into_iter()
@@ -570,9 +575,10 @@ fn write_kernel_log(root: &Root<'_>, scenario: &Scenario, events: &[ScheduledEve
     }
     let mut log = String::new();
     for (sequence, (time_us, message)) in records.iter().enumerate() {
-        writeln!(log, "4,{},{time_us},-;{message}", 1_000 + sequence)?;
+        writeln!(log, "4,{sequence},{time_us},-;{message}")?;
     }
-    root.write("dev/kmsg", log)
+    root.write("dev/kmsg", log)?;
+    Ok(records.len() as u64)
 }
 
 /// What the kernel says while it loads the driver.

@@ -169,7 +169,7 @@ impl Node {
 
     fn append_kernel_log(&self, message: &str) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
-        let sequence = 1_000_000 + self.state.elapsed().as_nanos();
+        let sequence = self.state.next_kernel_record();
         let record = format!("4,{sequence},{},-;{message}\n", now_ns() / 1_000);
         let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
         file.write_all(record.as_bytes())?;

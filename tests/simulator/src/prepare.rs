@@ -70,14 +70,14 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
     std::fs::write(&path, serde_json::to_vec(&resolved)?)
         .with_context(|| format!("write {}", path.display()))?;
     install_libraries(&scenario, request.library, &library_dir)?;
-    crate::host::write_sysroot(
+    let kernel_records = crate::host::write_sysroot(
         &sysroot,
         &scenario,
         &resolved.events,
         &library_dir.join(OWN_NAME),
     )?;
     // Last, because the node's time starts with it.
-    State::create(&folder.join("state"))?;
+    State::create(&folder.join("state"))?.set_kernel_records(kernel_records);
     let environment = environment(&scenario, &folder, &library_dir);
     Ok(PreparedNode {
         scenario_name: resolved.name,
