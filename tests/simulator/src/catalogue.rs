@@ -140,6 +140,12 @@ impl Catalogue {
                 path.display()
             );
         }
+        if fault.trips.is_empty() != fault.harmless.is_some() {
+            bail!(
+                "{}: either `trips` names a check, or it is empty and `harmless` says why",
+                path.display()
+            );
+        }
         Ok((path, fault))
     }
 

@@ -39,7 +39,10 @@ pub struct Fault {
     /// What follows later.
     #[serde(default)]
     pub then: Vec<Step>,
-    /// Every check that is not green on a node with this fault, and its verdict. No other may be.
+    /// Why no check trips, for faults that a GPU node must take without blaming its GPUs.
+    #[serde(default)]
+    pub harmless: Option<String>,
+    /// Every check that is not green on a node with this fault, and its verdict. No other may be. Empty only with `harmless`.
     pub trips: BTreeMap<String, ExpectedVerdict>,
 }
 

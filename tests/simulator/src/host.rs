@@ -5,7 +5,6 @@
 
 use crate::gpu::{Architecture, Gpu};
 use crate::scenario::{KernelModule, Scenario, ScheduledEvent, Toolkit};
-use crate::state::now_ns;
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,6 +14,11 @@ use std::path::{Path, PathBuf};
 pub(crate) const FIRST_NVSWITCH_BUS: u32 = 0xc0;
 /// NVIDIA's PCI vendor id.
 const VENDOR: &str = "0x10de";
+/// How long ago the node was booted. Every node was booted as long ago, so that rates since boot do not depend on the
+/// machine that simulates it.
+pub(crate) const UPTIME_S: u64 = 3 * 24 * 3600;
+/// Where Debian and Ubuntu keep the driver's libraries.
+pub(crate) const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 /// When the kernel came to load the driver, in microseconds since boot.
 const DRIVER_LOADED_US: u64 = 5_000_000;
 /// How long before the node's start the events of its faults happened.
@@ -53,13 +57,13 @@ impl Root<'_> {
 }
 
 /// Writes the host's files. Events that happened before the start go to the kernel log. `library` is what the user-mode
-/// libraries of compat folders are.
+/// libraries of compat folders are. Returns the number of records in the kernel log.
 pub fn write_sysroot(
     sysroot: &Path,
     scenario: &Scenario,
     events: &[ScheduledEvent],
     library: &Path,
-) -> Result<()> {
+) -> Result<u64> {
     let root = Root(sysroot);
     write_system(&root, scenario)?;
     write_pci(&root, scenario)?;
@@ -101,8 +105,7 @@ fn write_system(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         "proc/sys/kernel/osrelease",
         format!("{}\n", host.kernel_release),
     )?;
-    let uptime_s = now_ns() / 1_000_000_000;
-    root.write("proc/uptime", format!("{uptime_s}.00 {uptime_s}.00\n"))
+    root.write("proc/uptime", format!("{UPTIME_S}.00 {UPTIME_S}.00\n"))
 }
 
 /// The release line of `/proc/driver/nvidia/version`, by which the module's flavour is told.
@@ -137,6 +140,11 @@ fn write_modules(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         }
         writeln!(listing, "{module} 1048576 1 - Live 0x0000000000000000")?;
     }
+    // A kernel without any module folder would be one that cannot be read.
+    for module in ["ena", "nvme"] {
+        root.write(&format!("sys/module/{module}/initstate"), "live\n")?;
+        writeln!(listing, "{module} 131072 1 - Live 0x0000000000000000")?;
+    }
     root.write("proc/modules", listing)?;
     let firmware = driver.gsp_firmware_version();
     for file in ["gsp_ga10x.bin", "gsp_tu10x.bin"] {
@@ -153,6 +161,11 @@ fn write_modules(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         "proc/driver/nvidia/version",
         format!("NVRM version: {banner}\nGCC version:  gcc version 11.5.0 20240719 (Red Hat 11.5.0-5) (GCC)\n"),
     )?;
+    let mut minors = String::new();
+    for (minor, name) in mig_capabilities(scenario) {
+        writeln!(minors, "{name} {minor}")?;
+    }
+    root.write("proc/driver/nvidia-caps/mig-minors", minors)?;
     write_module_parameters(root, scenario)?;
     for gpu in scenario.gpus.iter().filter(|gpu| gpu.visible_to.pci) {
         write_gpu_information(root, scenario, gpu)?;
@@ -374,9 +387,11 @@ fn write_device_nodes(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         nodes
             .extend((0..scenario.host.nvswitches).map(|switch| format!("nvidia-nvswitch{switch}")));
     }
-    if scenario.gpus.iter().any(|gpu| gpu.mig.mode.is_some()) {
-        nodes.extend(["nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"].map(str::to_owned));
-    }
+    nodes.extend(
+        mig_capabilities(scenario)
+            .into_iter()
+            .map(|(minor, _)| format!("nvidia-caps/nvidia-cap{minor}")),
+    );
     for node in nodes {
         let path = format!("dev/{node}");
         root.write(&path, "")?;
@@ -386,6 +401,30 @@ fn write_device_nodes(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
             .with_context(|| format!("set the mode of {path}"))?;
     }
     Ok(())
+}
+
+/// The capabilities of MIG as the driver numbers them, with their names: two for the machine, then one for each GPU
+/// instance and each compute instance.
+fn mig_capabilities(scenario: &Scenario) -> Vec<(u32, String)> {
+    /// An instance and its eight compute instances.
+    const PER_INSTANCE: u32 = 9;
+    /// Fifteen instances a GPU.
+    const PER_GPU: u32 = 15 * PER_INSTANCE;
+    if scenario.gpus.iter().all(|gpu| gpu.mig.mode.is_none()) {
+        return Vec::new();
+    }
+    let mut capabilities = vec![(1, "config".to_owned()), (2, "monitor".to_owned())];
+    for gpu in &scenario.gpus {
+        for mig in &gpu.mig.instances {
+            let (device, instance) = (gpu.minor_number, mig.gpu_instance_id);
+            let minor = 3 + device * PER_GPU + instance * PER_INSTANCE;
+            capabilities.push((minor, format!("gpu{device}/gi{instance}/access")));
+            if mig.compute_instance {
+                capabilities.push((minor + 1, format!("gpu{device}/gi{instance}/ci0/access")));
+            }
+        }
+    }
+    capabilities
 }
 
 /// systemd as files: a unit's file, the link by which a target wants it, and the control group of its processes.
@@ -444,7 +483,52 @@ fn write_toolkits(root: &Root<'_>, scenario: &Scenario, library: &Path) -> Resul
         }
         root.write("etc/ld.so.conf.d/00-cuda-compat.conf", lines)?;
     }
-    Ok(())
+    write_loader_cache(root, scenario)
+}
+
+/// The loader's cache, in which compat folders of the loader's configuration come before the driver's own libraries.
+///
+/// The format is glibc's: a header of 48 bytes, an entry of 24 bytes for each library (kind, offsets of name and path),
+/// and the strings.
+fn write_loader_cache(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
+    const HEADER: &[u8; 20] = b"glibc-ld.so.cache1.1";
+    const HEADER_BYTES: usize = 48;
+    const ENTRY_BYTES: usize = 24;
+    /// An ELF library for x86-64.
+    const KIND: u32 = 0x0303;
+    let mut folders: Vec<String> = scenario
+        .host
+        .library_paths
+        .iter()
+        .map(|path| path.trim_start_matches('/').to_owned())
+        .collect();
+    folders.push(LIBRARY_FOLDER.to_owned());
+    let mut libraries = Vec::new();
+    for folder in folders {
+        for name in ["libnvidia-ml.so.1", "libcuda.so.1"] {
+            if root.path(&format!("{folder}/{name}")).exists() {
+                libraries.push((name, format!("/{folder}/{name}")));
+            }
+        }
+    }
+    let (mut entries, mut strings) = (Vec::new(), Vec::new());
+    let start = HEADER_BYTES + ENTRY_BYTES * libraries.len();
+    for (name, path) in &libraries {
+        entries.extend(KIND.to_le_bytes());
+        for text in [*name, path.as_str()] {
+            entries.extend(u32::try_from(start + strings.len())?.to_le_bytes());
+            strings.extend(text.as_bytes());
+            strings.push(0);
+        }
+        entries.extend([0; 12]);
+    }
+    let mut cache = HEADER.to_vec();
+    cache.extend(u32::try_from(libraries.len())?.to_le_bytes());
+    cache.extend(u32::try_from(strings.len())?.to_le_bytes());
+    cache.resize(HEADER_BYTES, 0);
+    cache.extend(entries);
+    cache.extend(strings);
+    root.write("etc/ld.so.cache", cache)
 }
 
 /// `12.10` is newer than `12.9`.
@@ -546,9 +630,14 @@ fn write_container_runtime(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
 }
 
 /// The kernel log as records of `/dev/kmsg`: priority, sequence number, microseconds since boot, flags; then the message.
-fn write_kernel_log(root: &Root<'_>, scenario: &Scenario, events: &[ScheduledEvent]) -> Result<()> {
+fn write_kernel_log(
+    root: &Root<'_>,
+    scenario: &Scenario,
+    events: &[ScheduledEvent],
+) -> Result<u64> {
     if !scenario.host.kernel_log_readable {
-        return write_unreadable_kernel_log(root);
+        write_unreadable_kernel_log(root)?;
+        return Ok(0);
     }
     let mut records: Vec<(u64, String)> = boot_messages(scenario)
         .into_iter()
@@ -556,23 +645,20 @@ fn write_kernel_log(root: &Root<'_>, scenario: &Scenario, events: &[ScheduledEve
         .enumerate()
         .map(|(index, message)| (DRIVER_LOADED_US + 1_000 * index as u64, message))
         .collect();
-    let recent_us = (now_ns() / 1_000).saturating_sub(EVENTS_BEFORE_START_US);
-    let after_boot_us = records.last().map_or(0, |(time, _)| time + 1);
+    let recent_us = UPTIME_S * 1_000_000 - EVENTS_BEFORE_START_US;
     let messages = events
         .iter()
         .filter(|event| event.change.is_none())
         .flat_map(|event| &event.kernel_log);
     for (index, message) in messages.enumerate() {
-        records.push((
-            recent_us.max(after_boot_us) + 1_000 * index as u64,
-            message.clone(),
-        ));
+        records.push((recent_us + 1_000 * index as u64, message.clone()));
     }
     let mut log = String::new();
     for (sequence, (time_us, message)) in records.iter().enumerate() {
-        writeln!(log, "4,{},{time_us},-;{message}", 1_000 + sequence)?;
+        writeln!(log, "4,{sequence},{time_us},-;{message}")?;
     }
-    root.write("dev/kmsg", log)
+    root.write("dev/kmsg", log)?;
+    Ok(records.len() as u64)
 }
 
 /// What the kernel says while it loads the driver.

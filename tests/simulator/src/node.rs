@@ -169,8 +169,10 @@ impl Node {
 
     fn append_kernel_log(&self, message: &str) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
-        let sequence = 1_000_000 + self.state.elapsed().as_nanos();
-        let record = format!("4,{sequence},{},-;{message}\n", now_ns() / 1_000);
+        let sequence = self.state.next_kernel_record();
+        // After everything that happened before the start, and not after the uptime that the sysroot tells.
+        let time_us = crate::host::UPTIME_S * 1_000_000 - 1_000_000 + sequence;
+        let record = format!("4,{sequence},{time_us},-;{message}\n");
         let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
         file.write_all(record.as_bytes())?;
         Ok(())

@@ -1,6 +1,7 @@
 //! A node's folder: the libraries under their real names, the resolved scenario, the shared state and the sysroot.
 
 use crate::catalogue::Catalogue;
+use crate::host::LIBRARY_FOLDER;
 use crate::node::NODE_VARIABLE;
 use crate::resolve::{resolve, scenario_at_start};
 use crate::scenario::{LibraryBehaviour, Scenario};
@@ -55,7 +56,7 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
     if folder.exists() {
         std::fs::remove_dir_all(folder).with_context(|| format!("replace {}", folder.display()))?;
     }
-    let library_dir = folder.join("lib");
+    let library_dir = folder.join("sysroot").join(LIBRARY_FOLDER);
     let sysroot = folder.join("sysroot");
     for path in [&library_dir, &sysroot] {
         std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
@@ -64,20 +65,16 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
     let folder = folder
         .canonicalize()
         .with_context(|| format!("resolve {}", folder.display()))?;
-    let library_dir = folder.join("lib");
+    let library_dir = folder.join("sysroot").join(LIBRARY_FOLDER);
     let sysroot = folder.join("sysroot");
     let path = folder.join("scenario.json");
     std::fs::write(&path, serde_json::to_vec(&resolved)?)
         .with_context(|| format!("write {}", path.display()))?;
-    install_libraries(&scenario, request.library, &library_dir)?;
-    crate::host::write_sysroot(
-        &sysroot,
-        &scenario,
-        &resolved.events,
-        &library_dir.join(OWN_NAME),
-    )?;
+    let own = folder.join(OWN_NAME);
+    install_libraries(&scenario, request.library, &own, &library_dir)?;
+    let kernel_records = crate::host::write_sysroot(&sysroot, &scenario, &resolved.events, &own)?;
     // Last, because the node's time starts with it.
-    State::create(&folder.join("state"))?;
+    State::create(&folder.join("state"))?.set_kernel_records(kernel_records);
     let environment = environment(&scenario, &folder, &library_dir);
     Ok(PreparedNode {
         scenario_name: resolved.name,
@@ -108,14 +105,18 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
 /// Installs the library under the names that the driver's packages use: `libcuda.so.580.159.04`, and links to it.
 ///
 /// The files are hard links, so that one process that loads several of them shares one copy of the code and its state.
-fn install_libraries(scenario: &Scenario, library: &Path, library_dir: &Path) -> Result<()> {
-    let own = library_dir.join(OWN_NAME);
-    std::fs::hard_link(library, &own)
-        .or_else(|_| std::fs::copy(library, &own).map(|_| ()))
-        .with_context(|| format!("place {} in {}", library.display(), library_dir.display()))?;
+fn install_libraries(
+    scenario: &Scenario,
+    library: &Path,
+    own: &Path,
+    library_dir: &Path,
+) -> Result<()> {
+    std::fs::hard_link(library, own)
+        .or_else(|_| std::fs::copy(library, own).map(|_| ()))
+        .with_context(|| format!("place {} at {}", library.display(), own.display()))?;
     let driver = &scenario.driver;
     install(
-        &own,
+        own,
         library_dir,
         "libnvidia-ml.so",
         driver.nvml_version(),
@@ -123,7 +124,7 @@ fn install_libraries(scenario: &Scenario, library: &Path, library_dir: &Path) ->
         &scenario.nvml,
     )?;
     install(
-        &own,
+        own,
         library_dir,
         "libcuda.so",
         driver.libcuda_version(),

@@ -21,7 +21,7 @@ pub const MAX_GPUS: usize = 16;
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
 const EVENT_CAPACITY: usize = 256;
-const MAGIC: u64 = 0x4750_5553_494d_0001;
+const MAGIC: u64 = 0x4750_5553_494d_0002;
 
 #[repr(C)]
 struct Layout {
@@ -34,6 +34,8 @@ struct Layout {
     /// The low half of `event_head` once more, as the word that waiters sleep on.
     event_wake: AtomicU32,
     _padding: AtomicU32,
+    /// Records in the kernel log so far, which is the next record's sequence number.
+    kernel_records: AtomicU64,
     events: [AtomicU64; EVENT_CAPACITY],
     gpus: [GpuState; MAX_GPUS],
 }
@@ -189,6 +191,16 @@ impl State {
     /// Marks a timed change; true for the one caller that did it first.
     pub fn fire(&self, change: usize) -> bool {
         self.layout().fired.fetch_or(1 << change, Ordering::AcqRel) & (1 << change) == 0
+    }
+
+    /// Says how many records the kernel log starts with.
+    pub(crate) fn set_kernel_records(&self, count: u64) {
+        self.layout().kernel_records.store(count, Ordering::Release);
+    }
+
+    /// The sequence number of the kernel log's next record.
+    pub(crate) fn next_kernel_record(&self) -> u64 {
+        self.layout().kernel_records.fetch_add(1, Ordering::AcqRel)
     }
 
     /// Number of events so far; a new event set delivers those that come after.

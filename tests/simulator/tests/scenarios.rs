@@ -47,12 +47,11 @@ fn every_node_prepares() {
 }
 
 #[test]
-fn every_fault_prepares_on_its_node_and_trips_something() {
+fn every_fault_prepares_on_its_node() {
     let catalogue = Catalogue::shipped();
     for name in catalogue.names(Kind::Fault).unwrap() {
         let (path, fault) = catalogue.fault(&name).unwrap();
         assert!(!fault.description.is_empty(), "{}", path.display());
-        assert!(!fault.trips.is_empty(), "{} trips no check", path.display());
         // The stand-in library has no symbols to remove.
         if name.contains("missing-symbol") {
             continue;
