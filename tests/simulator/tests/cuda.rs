@@ -121,7 +121,7 @@ fn a_flipped_bit_changes_one_value() {
     on_node(
         "a_flipped_bit_changes_one_value",
         "h200x1",
-        &["numeric-one-bit"],
+        &["wrong-bit-every-time"],
         &["gpu.speed=1"],
         || unsafe {
             start();
