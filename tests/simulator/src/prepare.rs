@@ -134,7 +134,7 @@ fn install_libraries(
     // cuBLASLt follows the toolkit, not the driver; both majors that programs ask for are there.
     for (soname, version) in [("12", "12.9.1.4"), ("13", "13.1.0.3")] {
         install(
-            &own,
+            own,
             library_dir,
             "libcublasLt.so",
             version,

@@ -324,3 +324,36 @@ fn cublaslt_multiplies() {
         assert_eq!(multiply_bf16(&a, &b, 64).unwrap(), expected);
     });
 }
+
+#[test]
+fn a_mig_instance_stands_for_its_gpu_with_its_own_memory() {
+    on_node(
+        "a_mig_instance_stands_for_its_gpu_with_its_own_memory",
+        "mig",
+        &[],
+        &[],
+        || unsafe {
+            start();
+            let (mut free, mut total, mut pointer) = (0, 0, 0);
+            assert_eq!(
+                cuMemGetInfo_v2(&raw mut free, &raw mut total),
+                result::SUCCESS
+            );
+            // A slice of 1g.10gb, of a GPU of 80 GB.
+            assert_eq!((free, total), (9984 << 20, 9984 << 20));
+            assert_eq!(
+                cuMemAlloc_v2(&raw mut pointer, 10 << 30),
+                result::OUT_OF_MEMORY
+            );
+            assert_eq!(cuMemAlloc_v2(&raw mut pointer, 9 << 30), result::SUCCESS);
+            let folder = std::env::var_os(NODE).unwrap();
+            let node = simulator::node::Node::open(folder.as_ref()).unwrap();
+            let process = node.state().gpu(0).processes()[0];
+            assert_eq!(
+                (process.mig_instance, process.memory_bytes),
+                (Some(0), 9 << 30)
+            );
+            run_check_kernel(1000, 7).unwrap();
+        },
+    );
+}

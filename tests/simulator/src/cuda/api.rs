@@ -345,7 +345,7 @@ functions! {
     fn cuMemGetInfo_v2(driver, free: *mut usize, total: *mut usize) {
         let gpu = driver.current()?.gpu;
         let whole = driver.with_gpu(gpu, |values| values.memory.0.saturating_sub(values.memory_reserved.0));
-        let left = driver.node.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let left = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
         unsafe {
             put(free, usize::try_from(left).unwrap_or(usize::MAX))?;
             put(total, usize::try_from(whole).unwrap_or(usize::MAX))

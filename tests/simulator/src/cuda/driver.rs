@@ -23,6 +23,9 @@ pub(super) struct Driver {
     pub(super) node: &'static Node,
     /// GPUs by CUDA ordinal, as indexes into the scenario's list.
     pub(super) devices: Vec<usize>,
+    /// The MIG instance that stands for a GPU in this process, by its position in the GPU's list. CUDA gives a process one
+    /// MIG device at most.
+    mig: Option<(usize, usize)>,
     primary_contexts: Mutex<HashMap<usize, Arc<Context>>>,
     /// Every context that was not destroyed, by handle.
     contexts: Mutex<HashMap<usize, Arc<Context>>>,
@@ -66,12 +69,19 @@ pub(super) fn init() -> Outcome {
     if scenario.cuda.init_error != SUCCESS {
         return Err(scenario.cuda.init_error);
     }
-    let present: Vec<usize> = (0..scenario.gpus.len())
+    let seen: Vec<usize> = (0..scenario.gpus.len())
         .filter(|index| scenario.gpus[*index].visible_to.cuda && !scenario.gpus[*index].lost)
         .collect();
-    let devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => visible_devices(&list, &present, &scenario.gpus),
-        Err(_) => present,
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let mig = mig_instance(visible.as_deref(), &seen, &scenario.gpus);
+    let whole: Vec<usize> = seen
+        .into_iter()
+        .filter(|index| scenario.gpus[*index].mig.mode != Some(true))
+        .collect();
+    let devices = match (mig, visible) {
+        (Some((gpu, _)), _) => vec![gpu],
+        (None, Some(list)) => visible_devices(&list, &whole, &scenario.gpus),
+        (None, None) => whole,
     };
     if devices.is_empty() {
         return Err(NO_DEVICE);
@@ -79,10 +89,33 @@ pub(super) fn init() -> Outcome {
     DRIVER.get_or_init(|| Driver {
         node,
         devices,
+        mig,
         primary_contexts: Mutex::default(),
         contexts: Mutex::default(),
     });
     Ok(())
+}
+
+/// The one MIG device of the process, if it has one: that whose UUID (or the start of it) is the first entry of
+/// `CUDA_VISIBLE_DEVICES`, or where that is not set, the first one of all. While there is one, CUDA offers no whole GPU.
+// Source: NVIDIA Multi-Instance GPU User Guide, "CUDA visible devices".
+fn mig_instance(visible: Option<&str>, seen: &[usize], gpus: &[Gpu]) -> Option<(usize, usize)> {
+    let wanted = match visible {
+        None => "MIG-",
+        Some(list) => list
+            .split(',')
+            .next()
+            .map(str::trim)
+            .filter(|entry| entry.starts_with("MIG-"))?,
+    };
+    seen.iter()
+        .filter(|index| gpus[**index].mig.mode == Some(true))
+        .flat_map(|index| {
+            let instances = gpus[*index].mig.instances.iter().enumerate();
+            instances.map(move |(position, instance)| (*index, position, instance))
+        })
+        .find(|(_, _, instance)| instance.compute_instance && instance.uuid.starts_with(wanted))
+        .map(|(gpu, position, _)| (gpu, position))
 }
 
 /// `CUDA_VISIBLE_DEVICES`: ordinals or UUIDs (a prefix will do); the list ends at the first entry that names nothing, and
@@ -126,18 +159,61 @@ impl Driver {
         i32::try_from(position).unwrap_or(0)
     }
 
-    /// This GPU's values as they are now.
+    /// This GPU's values as they are now; those of the MIG instance where one stands for the GPU.
     pub(super) fn with_gpu<T>(&self, gpu: usize, look: impl FnOnce(&Gpu) -> T) -> T {
-        look(&self.node.scenario().gpus[gpu])
+        let scenario = self.node.scenario();
+        let whole = &scenario.gpus[gpu];
+        match self
+            .instance_of(gpu)
+            .and_then(|position| whole.mig.instances.get(position))
+        {
+            None => look(whole),
+            Some(instance) => look(&Gpu {
+                name: format!("{} MIG {}", whole.name, instance.profile),
+                uuid: instance.uuid.clone(),
+                memory: instance.memory,
+                memory_reserved: crate::quantity::Bytes(0),
+                sm_count: instance.sm_count,
+                ..whole.clone()
+            }),
+        }
+    }
+
+    fn instance_of(&self, gpu: usize) -> Option<usize> {
+        self.mig
+            .filter(|(index, _)| *index == gpu)
+            .map(|(_, position)| position)
+    }
+
+    /// What all processes on the GPU together may hold before this one gets no more, in bytes.
+    pub(super) fn memory_capacity(&self, gpu: usize) -> u64 {
+        let Some(position) = self.instance_of(gpu) else {
+            return self.node.memory_capacity(gpu);
+        };
+        // An instance's memory is its own: what processes of the other instances hold leaves it alone.
+        let own = u32::try_from(position).ok();
+        let processes = self.node.state().gpu(gpu).processes();
+        let of_others: u64 = processes
+            .iter()
+            .filter(|process| process.mig_instance != own)
+            .map(|process| process.memory_bytes)
+            .sum();
+        self.with_gpu(gpu, |instance| instance.memory.0) + of_others
     }
 
     /// This process's entry on the GPU.
     pub(super) fn slot(&self, gpu: usize) -> Outcome<&'static ProcessSlot> {
-        self.node
+        let slot = self
+            .node
             .state()
             .gpu(gpu)
             .attach()
-            .ok_or(super::result::OUT_OF_MEMORY)
+            .ok_or(super::result::OUT_OF_MEMORY)?;
+        slot.set_mig_instance(
+            self.instance_of(gpu)
+                .and_then(|position| u32::try_from(position).ok()),
+        );
+        Ok(slot)
     }
 
     pub(super) fn primary_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {

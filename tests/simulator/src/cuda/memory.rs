@@ -36,7 +36,7 @@ pub(super) fn allocate(driver: &Driver, gpu: usize, context: usize, length: u64)
     if !slot.take_memory(
         driver.node.state().gpu(gpu),
         reserved,
-        driver.node.memory_capacity(gpu),
+        driver.memory_capacity(gpu),
     ) {
         return Err(OUT_OF_MEMORY);
     }
