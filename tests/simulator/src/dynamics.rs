@@ -234,3 +234,80 @@ fn mix_i32(idle: i32, full: i32, share: f64) -> i32 {
     let rounded = value.round() as i32;
     rounded
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Catalogue, resolve};
+
+    fn h200() -> Gpu {
+        let resolved = resolve::resolve(&Catalogue::shipped(), "h200x8", &[], &[]).unwrap();
+        resolve::scenario_at_start(&resolved)
+            .unwrap()
+            .gpus
+            .remove(0)
+    }
+
+    fn state() -> DynamicState {
+        DynamicState {
+            updated_ns: AtomicU64::new(0),
+            load: AtomicU64::new(0),
+            power: AtomicU64::new(0),
+            utilization: AtomicU64::new(0),
+            heat: AtomicU64::new(0),
+            loaded_s: AtomicU64::new(0),
+            throttled_s: Default::default(),
+        }
+    }
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_minute_of_load_reaches_power_limit_and_heat_and_an_idle_one_goes_back() {
+        let (gpu, state) = (h200(), state());
+        state.advance(&gpu, SECOND_NS, true);
+        state.advance(&gpu, 61 * SECOND_NS, true);
+        let loaded = readings(&gpu, &state, 61.0);
+        assert_eq!(loaded.power_mw, gpu.power.limit_mw);
+        assert_eq!(loaded.clocks.sm_mhz, gpu.clocks.load_sm_mhz);
+        assert!(
+            (gpu.temperature.load_c - loaded.temperature_c).abs() <= 1,
+            "{loaded:?}"
+        );
+        assert_eq!(loaded.throttle_reasons, [ThrottleReason::SwPowerCap]);
+        assert!(loaded.throttled_s[ThrottleReason::SwPowerCap as usize] > 59.0);
+        state.advance(&gpu, 62 * SECOND_NS, false);
+        state.advance(&gpu, 200 * SECOND_NS, false);
+        let idle = readings(&gpu, &state, 200.0);
+        assert_eq!(
+            (idle.power_mw, idle.temperature_c),
+            (gpu.power.idle_mw, gpu.temperature.idle_c)
+        );
+        assert_eq!(idle.throttle_reasons, [ThrottleReason::GpuIdle]);
+        assert!(idle.energy_mj > loaded.energy_mj);
+    }
+
+    #[test]
+    fn a_slowdown_halves_the_clock_under_load_only() {
+        let (mut gpu, state) = (h200(), state());
+        gpu.throttle_reasons = vec![ThrottleReason::HwThermalSlowdown];
+        assert_eq!(
+            readings(&gpu, &state, 0.0).clocks.sm_mhz,
+            gpu.clocks.idle.sm_mhz
+        );
+        state.advance(&gpu, SECOND_NS, true);
+        assert_eq!(
+            readings(&gpu, &state, 1.0).clocks.sm_mhz,
+            gpu.clocks.load_sm_mhz / 2
+        );
+    }
+
+    #[test]
+    fn time_that_runs_backwards_changes_nothing() {
+        let (gpu, state) = (h200(), state());
+        state.advance(&gpu, 10 * SECOND_NS, true);
+        let before = readings(&gpu, &state, 10.0);
+        state.advance(&gpu, 5 * SECOND_NS, false);
+        assert_eq!(readings(&gpu, &state, 10.0), before);
+    }
+}

@@ -261,6 +261,9 @@ pub struct Pcie {
     pub generation: Option<u32>,
     #[serde(default)]
     pub width: Option<u32>,
+    /// The generation that the link falls to while the GPU is idle in P8; null for boards that keep it.
+    #[serde(default)]
+    pub idle_generation: Option<u32>,
     /// The GPU's own maximum, where the slot holds the link below it.
     #[serde(default)]
     pub device_max_generation: Option<u32>,
@@ -281,8 +284,10 @@ pub struct Pcie {
 }
 
 impl Pcie {
-    pub fn current_generation(&self) -> u32 {
-        self.generation.unwrap_or(self.max_generation)
+    /// The generation at work, or idle.
+    pub fn current_generation(&self, idle: bool) -> u32 {
+        let saved = self.idle_generation.filter(|_| idle);
+        self.generation.or(saved).unwrap_or(self.max_generation)
     }
     pub fn current_width(&self) -> u32 {
         self.width.unwrap_or(self.max_width)

@@ -309,7 +309,7 @@ fn write_pci_link(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
     for (file, value) in [
         (
             "current_link_speed",
-            link_speed(pcie.current_generation()).to_owned(),
+            link_speed(pcie.current_generation(true)).to_owned(),
         ),
         ("max_link_speed", link_speed(pcie.max_generation).to_owned()),
         ("current_link_width", pcie.current_width().to_string()),

@@ -56,7 +56,7 @@ fn every_fault_resolves_on_its_node() {
         let (path, fault) = catalogue.fault(&name).unwrap();
         assert!(!fault.description.is_empty(), "{}", path.display());
         let healthy = resolve(&catalogue, &fault.node, &[], &[]).unwrap();
-        let ill = resolve(&catalogue, &fault.node, &[name.clone()], &[]).unwrap();
+        let ill = resolve(&catalogue, &fault.node, std::slice::from_ref(&name), &[]).unwrap();
         assert_eq!(ill.name, format!("{}+{name}", fault.node));
         let changed = ill.base != healthy.base || !ill.timed.is_empty() || !ill.events.is_empty();
         assert!(changed, "{} changes nothing", path.display());

@@ -1,7 +1,7 @@
 //! The PCI address and the PCIe link.
 
 use super::call::{
-    Answer, Call, Failure, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, characters, nvml,
+    Answer, Call, Device, Failure, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, characters, nvml,
     version_of,
 };
 use crate::gpu::Gpu;
@@ -39,6 +39,12 @@ struct PciInfoV1 {
     bus: c_uint,
     device: c_uint,
     device_id: c_uint,
+}
+
+/// Boards that save power let the link fall to a lower generation together with their clocks.
+fn current_generation(call: &Call, device: Device<'_>) -> u32 {
+    let idle = call.readings(device).performance_state > 0;
+    device.gpu.pcie.current_generation(idle)
 }
 
 /// Megabits per second and lane of a PCIe generation.
@@ -99,7 +105,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetCurrPcieLinkGeneration(device: Handle, out: Out<c_uint>) |call| {
-        out.set(call.gpu(device)?.gpu.pcie.current_generation())
+        out.set(current_generation(call, call.gpu(device)?))
     }
 
     fn nvmlDeviceGetCurrPcieLinkWidth(device: Handle, out: Out<c_uint>) |call| {
@@ -125,7 +131,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetPcieSpeed(device: Handle, out: Out<c_uint>) |call| {
-        out.set(lane_speed_mbps(call.gpu(device)?.gpu.pcie.current_generation())?)
+        out.set(lane_speed_mbps(current_generation(call, call.gpu(device)?))?)
     }
 
     fn nvmlDeviceGetBusType(device: Handle, out: Out<c_uint>) |call| {
