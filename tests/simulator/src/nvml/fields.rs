@@ -239,7 +239,9 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
         field_id::NVML_FI_DEV_PERF_POLICY_RELIABILITY => Ok(Value::U64(0)),
         field_id::NVML_FI_DEV_MEMORY_TEMP => supported(call.readings(device).memory_temperature_c)
             .map(|c| Value::U32(c.max(0).cast_unsigned())),
-        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | field_id::NVML_FI_DEV_ENERGY => {
+        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | field_id::NVML_FI_DEV_ENERGY
+            if scope == SCOPE_GPU =>
+        {
             Ok(Value::U64(call.readings(device).energy_mj))
         }
         84..=89 | 132..=137 => {
