@@ -8,7 +8,8 @@
 //! The counters of every active link since the driver was loaded:
 //! - recoveries (the link was retrained): any is a `fail`;
 //! - replays, and effective errors on NVLink 5 (not corrected by the link's error correction): any is a `warn`;
-//! - CRC errors: `warn` above 100 on a link, since they are repaired and only matter when they come by the hundred;
+//! - CRC errors: `warn` where a link has had more than 100 a second, averaged over the time since boot. They are repaired,
+//!   and a healthy link collects some: 33 to 229 a link were counted on eight H200s four minutes after boot;
 //! - symbol errors are not judged: they are what error correction is there for.
 //!
 //! With `policy.nvlink_errors_maximum`, any of these counters above it (symbol errors aside) is a `fail`, and fewer
@@ -41,45 +42,52 @@ pub(crate) const CHECK: Check = Check {
 struct Kind {
     name: &'static str,
     count: fn(&NvLink) -> Option<u64>,
-    /// DCGM's limits; a profile's maximum replaces them.
-    maximum: u64,
+    limit: Limit,
     verdict: Verdict,
+}
+
+/// DCGM's limits; a profile's maximum replaces them.
+#[derive(Clone, Copy)]
+enum Limit {
+    Total(u64),
+    /// Since the driver was loaded; the time since boot is no shorter, so that the mean over it never accuses a link.
+    PerSecondOfUptime(u64),
 }
 
 const KINDS: [Kind; 5] = [
     Kind {
         name: "recoveries",
         count: |link| link.recovery_errors,
-        maximum: 0,
+        limit: Limit::Total(0),
         verdict: Verdict::Fail,
     },
     Kind {
         name: "replays",
         count: |link| link.replay_errors,
-        maximum: 0,
+        limit: Limit::Total(0),
         verdict: Verdict::Warn,
     },
     Kind {
         name: "effective errors",
         count: |link| link.effective_errors,
-        maximum: 0,
+        limit: Limit::Total(0),
         verdict: Verdict::Warn,
     },
     Kind {
         name: "CRC errors in flits",
         count: |link| link.crc_flit_errors,
-        maximum: 100,
+        limit: Limit::PerSecondOfUptime(100),
         verdict: Verdict::Warn,
     },
     Kind {
         name: "CRC errors in data",
         count: |link| link.crc_data_errors,
-        maximum: 100,
+        limit: Limit::PerSecondOfUptime(100),
         verdict: Verdict::Warn,
     },
 ];
 
-fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let links = gpu.nvlinks.applicable("NVLink")?;
     let active: Vec<&NvLink> = links.iter().filter(|it| it.active).collect();
     if active.is_empty() {
@@ -110,15 +118,41 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         )))
     };
     let maximum = profile.policy.nvlink_errors_maximum;
-    let kinds = KINDS
-        .iter()
-        .filter_map(|kind| judge_kind(kind, &active, maximum));
-    worst_of(std::iter::once(readable).chain(kinds.map(Ok)))
+    let kinds = KINDS.iter().filter_map(|kind| {
+        let limit = match total_limit(kind.limit, maximum, facts) {
+            Ok(limit) => limit,
+            // Without the uptime only a link that counts something is in doubt.
+            Err(outcome) if active.iter().any(|link| (kind.count)(link) > Some(0)) => {
+                return Some(Err(outcome));
+            }
+            Err(_) => return None,
+        };
+        judge_kind(kind, &active, limit, maximum.is_some()).map(Ok)
+    });
+    worst_of(std::iter::once(readable).chain(kinds))
+}
+
+/// How many errors of a kind a link may have by now.
+fn total_limit(limit: Limit, maximum: Option<u64>, facts: &Facts) -> Result<u64, Outcome> {
+    match (maximum, limit) {
+        (Some(maximum), _) | (None, Limit::Total(maximum)) => Ok(maximum),
+        (None, Limit::PerSecondOfUptime(rate)) => {
+            let uptime_s = *facts
+                .host
+                .uptime_s
+                .required("the time since boot, over which NVLink CRC errors are averaged,")?;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a saturating cast is meant"
+            )]
+            Ok(rate.saturating_mul(uptime_s as u64))
+        }
+    }
 }
 
 /// The objection to one kind of error, naming every link that has too many.
-fn judge_kind(kind: &Kind, links: &[&NvLink], maximum: Option<u64>) -> Option<Outcome> {
-    let limit = maximum.unwrap_or(kind.maximum);
+fn judge_kind(kind: &Kind, links: &[&NvLink], limit: u64, by_profile: bool) -> Option<Outcome> {
     let bad: Vec<String> = links
         .iter()
         .filter_map(|link| Some((link.link, (kind.count)(link)?)))
@@ -133,7 +167,7 @@ fn judge_kind(kind: &Kind, links: &[&NvLink], maximum: Option<u64>) -> Option<Ou
         "NVLink {} since the driver was loaded, more than {limit}: {bad}",
         kind.name
     );
-    let outcome = if maximum.is_some() || kind.verdict == Verdict::Fail {
+    let outcome = if by_profile || kind.verdict == Verdict::Fail {
         Outcome::fail(text)
     } else {
         Outcome::warn(text)
@@ -151,7 +185,9 @@ mod tests {
     use super::CHECK;
     use crate::facts::{NvLink, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_t4, judge_gpu, judge_healthy, judge_only_gpu};
+    use crate::test_machine::{
+        healthy_node, healthy_t4, judge_check, judge_gpu, judge_healthy, judge_only_gpu,
+    };
 
     fn with(profile: &str, change: impl FnOnce(&mut Vec<NvLink>)) -> Finding {
         judge_gpu(&CHECK, profile, |gpu| {
@@ -187,13 +223,35 @@ mod tests {
     }
 
     #[test]
-    fn warns_above_100_crc_errors_on_one_link() {
+    fn warns_above_100_crc_errors_a_second_on_one_link() {
+        let Reading::Value(uptime_s) = healthy_node().host.uptime_s else {
+            panic!("the healthy machine tells its uptime")
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole seconds"
+        )]
+        let limit = 100 * uptime_s as u64;
         let flits = |count| with("{}", |links| links[0].crc_flit_errors = Some(count)).verdict;
-        assert_eq!(flits(100), Verdict::Pass);
-        assert_eq!(flits(101), Verdict::Warn);
+        assert_eq!(flits(limit), Verdict::Pass);
+        assert_eq!(flits(limit + 1), Verdict::Warn);
         let data = |count| with("{}", |links| links[0].crc_data_errors = Some(count)).verdict;
-        assert_eq!(data(100), Verdict::Pass);
-        assert_eq!(data(101), Verdict::Warn);
+        assert_eq!(data(229), Verdict::Pass);
+        assert_eq!(data(limit), Verdict::Pass);
+        assert_eq!(data(limit + 1), Verdict::Warn);
+    }
+
+    #[test]
+    fn errs_when_crc_errors_have_no_time_to_be_averaged_over() {
+        let mut facts = healthy_node();
+        facts.host.uptime_s = Reading::NotRead("permission denied".to_owned());
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Pass);
+        let Reading::Value(links) = &mut facts.gpus[0].nvlinks else {
+            panic!("the healthy GPU has NVLinks")
+        };
+        links[3].crc_data_errors = Some(1);
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Error);
     }
 
     #[test]
