@@ -31,6 +31,10 @@ pub(crate) enum Judge {
 /// A check as `checks/mod.rs` lists it.
 pub(crate) struct Entry {
     pub(crate) check: &'static Check,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a test holds it against the id")
+    )]
     pub(crate) file_name: &'static str,
     /// The file's text; only its `//!` lines are documentation.
     pub(crate) documentation: &'static str,

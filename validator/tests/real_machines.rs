@@ -1,0 +1,102 @@
+//! Facts of real machines, and what must be said of them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use validator::facts::Facts;
+use validator::findings::{ExitStatus, Finding, Run, Subject, Verdict};
+use validator::level::Level;
+use validator::profile::Profile;
+
+/// `tests/facts/<machine>.verdicts.yaml`: every check that does not pass. Written by hand.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expected {
+    host: BTreeMap<String, Verdict>,
+    /// On every GPU.
+    gpu: BTreeMap<String, Verdict>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/facts")
+}
+
+fn read(file: &str) -> String {
+    let path = folder().join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn judge(machine: &str) -> Run {
+    let facts = Facts::from_json(read(&format!("{machine}.facts.json")).as_bytes()).expect("facts");
+    Run::judged(facts, &Profile::default(), "built-in", Level::Standard)
+}
+
+fn expected_verdict(expected: &Expected, finding: &Finding) -> Verdict {
+    let of_subject = match finding.subject {
+        Subject::Host => &expected.host,
+        Subject::Gpu(_) => &expected.gpu,
+    };
+    of_subject
+        .get(&finding.check)
+        .copied()
+        .unwrap_or(Verdict::Pass)
+}
+
+fn holds_to_the_verdicts(machine: &str, gpus: usize) {
+    let expected: Expected =
+        serde_yaml::from_str(&read(&format!("{machine}.verdicts.yaml"))).expect("verdicts");
+    let run = judge(machine);
+    assert_eq!(run.facts.gpus.len(), gpus);
+    assert!(
+        run.facts.anonymized,
+        "{machine}: identifiers must be replaced"
+    );
+    assert_eq!(run.facts.simulated, None, "{machine} is a real machine");
+    let wrong: Vec<String> = run
+        .findings
+        .iter()
+        .filter(|it| it.verdict != expected_verdict(&expected, it))
+        .map(|it| {
+            format!(
+                "{} on {}: {} ({})",
+                it.check, it.subject, it.verdict, it.summary
+            )
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{machine}: {wrong:#?}");
+    let named = expected.host.keys().chain(expected.gpu.keys());
+    for check in named {
+        assert!(
+            run.findings.iter().any(|it| it.check == *check),
+            "{machine}: no check {check}"
+        );
+    }
+    assert_eq!(run.exit_status(), ExitStatus::Passed);
+}
+
+#[test]
+fn one_h200() {
+    holds_to_the_verdicts("h200x1", 1);
+}
+
+#[test]
+fn eight_h200s() {
+    holds_to_the_verdicts("h200x8", 8);
+}
+
+#[test]
+fn every_file_of_facts_has_its_verdicts() {
+    let mut machines = 0;
+    for entry in folder().read_dir().expect("tests/facts").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(machine) = name.strip_suffix(".facts.json") {
+            machines += 1;
+            assert!(
+                folder().join(format!("{machine}.verdicts.yaml")).is_file(),
+                "{machine} has no verdicts"
+            );
+        }
+    }
+    assert_eq!(machines, 2);
+}
