@@ -8,7 +8,8 @@
 //! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must be the index or the start of the UUID of a GPU
 //! that NVML lists, without repetition; anything else fails, and so does hiding every GPU. Hiding some is a warning, as GPUs
 //! that are hidden cannot be put under load, unless the profile lists the variable under `environment.allowed` or
-//! `environment.required`. The value is compared with what CUDA really offers. With MIG on, CUDA's devices must be GPUs or
+//! `environment.required`. The value is compared with what CUDA really offers (without a value, from level standard on: at
+//! level quick CUDA is started on one GPU). With MIG on, CUDA's devices must be GPUs or
 //! MIG devices that NVML knows.
 //!
 //! ## What to do
@@ -77,6 +78,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     if is_split(facts) {
         return Ok(judge_split(value, offered, facts));
     }
+    if facts.cuda.first_gpu_only {
+        return Ok(judge_first(offered, facts));
+    }
     match value {
         None => judge_unset(offered, facts, profile),
         Some(value) => judge_set(value, offered, facts, profile),
@@ -98,18 +102,34 @@ fn judge_unset(offered: &[CudaDevice], facts: &Facts, profile: &Profile) -> Judg
     )))
 }
 
+/// Level quick hides the other GPUs itself, which it does only where the variable is not set.
+fn judge_first(offered: &[CudaDevice], facts: &Facts) -> Outcome {
+    let known = known_uuids(facts);
+    match offered
+        .iter()
+        .find(|device| !known.contains(device.uuid.as_str()))
+    {
+        Some(device) => stranger(device),
+        None => Outcome::pass(format!("{VARIABLE} is not set")),
+    }
+}
+
+fn stranger(device: &CudaDevice) -> Outcome {
+    Outcome::fail(format!(
+        "CUDA offers {}, which NVML does not know",
+        device.uuid
+    ))
+    .remedy("reset the GPUs, or reboot")
+}
+
 /// With MIG on, CUDA offers a part of what NVML lists, whatever the variable says.
 fn judge_split(value: Option<&String>, offered: &[CudaDevice], facts: &Facts) -> Outcome {
     let known = known_uuids(facts);
-    let stranger = offered
+    if let Some(device) = offered
         .iter()
-        .find(|device| !known.contains(device.uuid.as_str()));
-    if let Some(device) = stranger {
-        return Outcome::fail(format!(
-            "CUDA offers {}, which NVML does not know",
-            device.uuid
-        ))
-        .remedy("reset the GPUs, or reboot");
+        .find(|device| !known.contains(device.uuid.as_str()))
+    {
+        return stranger(device);
     }
     let variable = value.map_or("not set".to_owned(), |it| format!("`{it}`"));
     Outcome::pass(format!(

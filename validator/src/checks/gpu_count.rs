@@ -7,7 +7,7 @@
 //! ## How it is judged
 //! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else what the EC2 instance type
 //! has. Each of them must be held by the kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG
-//! changes the picture, offered by CUDA; the text names the first layer that misses each GPU. When nothing is expected and
+//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text names the first layer that misses each GPU. When nothing is expected and
 //! there is no GPU at all, it could not be judged. In a container only the profile's count, NVML and CUDA are compared:
 //! the bus it sees is the host's.
 //!
@@ -299,6 +299,9 @@ fn judge_cuda(
 }
 
 fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
+    if facts.cuda.first_gpu_only {
+        return Some("level quick starts it on one GPU");
+    }
     let variable_is_set = facts
         .host
         .environment
@@ -325,7 +328,7 @@ mod tests {
         CudaFacts, CudaResult, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice, Reading,
     };
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_host_check, unload_driver};
+    use crate::test_machine::{healthy_node, judge_check, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
@@ -361,6 +364,26 @@ mod tests {
             .gpus
             .retain(|gpu| gpu.pci_address.value() != Some(&address));
         facts.nvml.gpu_count = Reading::Value(u32::try_from(facts.gpus.len()).expect("few GPUs"));
+    }
+
+    #[test]
+    fn at_level_quick_cuda_lists_only_its_first_gpu() {
+        let mut facts = healthy_node();
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.truncate(1);
+        }
+        assert_eq!(
+            judge_check(&super::CHECK, &facts, "{}")[0].verdict,
+            Verdict::Fail
+        );
+        facts.cuda.first_gpu_only = true;
+        let finding = &judge_check(&super::CHECK, &facts, "{}")[0];
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding.summary.contains("level quick starts it on one GPU"),
+            "{}",
+            finding.summary
+        );
     }
 
     #[test]

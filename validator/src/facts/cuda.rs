@@ -17,6 +17,10 @@ pub struct CudaFacts {
     pub driver_version: Reading<u32>,
     /// CUDA's devices, by UUID; the order is CUDA's own and means nothing elsewhere.
     pub devices: Reading<Vec<CudaDevice>>,
+    /// CUDA was started on its first GPU only, so that [`Self::devices`] lists no other: at level quick on several GPUs,
+    /// because `cuInit` takes a quarter of a second for each GPU that it may use.
+    #[serde(default)]
+    pub first_gpu_only: bool,
     /// How the probe process ended, when it did not end well.
     pub probe_trouble: Vec<String>,
 }

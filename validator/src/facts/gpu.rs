@@ -254,7 +254,6 @@ pub struct PcieLink {
 pub struct NvLink {
     pub link: u32,
     pub active: bool,
-    pub version: Option<u32>,
     /// Megabytes per second in one direction.
     pub speed_mbps: Option<u64>,
     /// Counters since the driver was loaded; `None` where this GPU does not keep one.
@@ -265,10 +264,6 @@ pub struct NvLink {
     /// NVLink 5: effective and symbol errors, link-down count.
     pub symbol_errors: Option<u64>,
     pub effective_errors: Option<u64>,
-    /// `gpu`, `switch`, `cpu` or `unknown`.
-    pub remote_kind: Option<String>,
-    /// PCI address of the other end.
-    pub remote_pci_address: Option<String>,
 }
 
 /// `nvmlDeviceGetGpuFabricInfo`.

@@ -3,10 +3,13 @@
 //! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since these decide what
 //! programs see.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
+use crate::level::Level;
 use crate::load::driver::{CudaFailure, CudaLibrary, Device};
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, listen};
 use crate::worker::process::{WorkerProcess, worker_program};
@@ -21,7 +24,14 @@ pub(super) struct CudaOutcome {
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
     let program = worker_program(options.worker_program.as_ref());
     let arguments = ["worker".into(), "cuda".into()];
-    let worker = match WorkerProcess::start(&program, &arguments, &[]) {
+    let first_gpu_only =
+        options.level == Level::Quick && several_gpus(options) && !variable_is_set();
+    let environment = if first_gpu_only {
+        vec![(VISIBLE_DEVICES, "0".to_owned())]
+    } else {
+        Vec::new()
+    };
+    let worker = match WorkerProcess::start(&program, &arguments, &environment) {
         Ok(worker) => worker,
         Err(error) => {
             let reason = format!("cannot start {}: {error}", program.display());
@@ -35,6 +45,7 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         .and_then(|scenario| serde_json::from_value(scenario).ok());
     let mut outcome = nothing_read(&told.reason());
     outcome.simulated = simulated;
+    outcome.cuda.first_gpu_only = first_gpu_only;
     for (name, value) in std::mem::take(&mut told.fields) {
         take_field(&mut outcome.cuda, &name, value);
     }
@@ -42,6 +53,35 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         outcome.cuda.probe_trouble.push(told.reason());
     }
     outcome
+}
+
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Whoever set the variable, even to nothing, decides what programs see.
+fn variable_is_set() -> bool {
+    std::env::var_os(VISIBLE_DEVICES).is_some()
+}
+
+/// By their device nodes, which cost nothing to count.
+fn several_gpus(options: &ProbeOptions) -> bool {
+    let devices = options
+        .sysroot
+        .as_deref()
+        .unwrap_or(Path::new("/"))
+        .join("dev");
+    let Ok(entries) = std::fs::read_dir(devices) else {
+        return false;
+    };
+    let is_gpu = |name: &str| {
+        name.strip_prefix("nvidia").is_some_and(|number| {
+            !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit())
+        })
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(is_gpu))
+        .count()
+        > 1
 }
 
 fn nothing_read(reason: &str) -> CudaOutcome {
@@ -52,6 +92,7 @@ fn nothing_read(reason: &str) -> CudaOutcome {
             init: Reading::NotRead(reason.clone()),
             driver_version: Reading::NotRead(reason.clone()),
             devices: Reading::NotRead(reason),
+            first_gpu_only: false,
             probe_trouble: Vec::new(),
         },
         simulated: None,

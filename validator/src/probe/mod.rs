@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime};
 
 pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
-pub(crate) use nvml::{NvmlWorker, simulator_scenario};
+pub(crate) use nvml::{GPUS_AT_ONCE, NvmlWorker, simulator_scenario};
 pub use options::{Deadlines, ProbeOptions};
 
 use crate::facts::{FACTS_FORMAT, Facts, Reading};

@@ -127,7 +127,6 @@ fn link_to_a_switch(link: u32) -> NvLink {
     NvLink {
         link,
         active: true,
-        version: Some(4),
         speed_mbps: Some(26_562),
         crc_flit_errors: Some(0),
         crc_data_errors: Some(0),
@@ -135,8 +134,6 @@ fn link_to_a_switch(link: u32) -> NvLink {
         recovery_errors: Some(0),
         symbol_errors: None,
         effective_errors: None,
-        remote_kind: Some("switch".to_owned()),
-        remote_pci_address: None,
     }
 }
 

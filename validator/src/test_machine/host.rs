@@ -44,6 +44,7 @@ pub(super) fn add_host_and_cuda(facts: &mut Facts) {
         }),
         driver_version: Reading::Value(13_000),
         devices: Reading::Value((0..GPUS).map(cuda_device).collect()),
+        first_gpu_only: false,
         probe_trouble: Vec::new(),
     };
     facts.load.cuda_kernel = (0..GPUS)

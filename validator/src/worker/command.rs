@@ -18,6 +18,9 @@ pub enum WorkerCommand {
         /// GPUs one after another instead of at the same time
         #[arg(long)]
         sequential: bool,
+        /// GPUs that are read at the same time
+        #[arg(long, default_value_t = crate::probe::GPUS_AT_ONCE)]
+        gpus_at_once: usize,
     },
     /// Reads the CUDA driver library
     Cuda,
@@ -37,11 +40,13 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
             skip,
             finished,
             sequential,
+            gpus_at_once,
         } => {
             NvmlWorker {
                 skipped: skip.clone(),
                 finished: finished.clone(),
                 sequential: *sequential,
+                gpus_at_once: *gpus_at_once,
             }
             .run();
         }

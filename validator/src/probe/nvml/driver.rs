@@ -238,8 +238,6 @@ getters_of! {
     clock_mhz(clock) = nvmlDeviceGetClockInfo -> c_uint;
     max_clock_mhz(clock) = nvmlDeviceGetMaxClockInfo -> c_uint;
     nvlink_state(link) = nvmlDeviceGetNvLinkState -> c_uint;
-    nvlink_version(link) = nvmlDeviceGetNvLinkVersion -> c_uint;
-    nvlink_remote_device_type(link) = nvmlDeviceGetNvLinkRemoteDeviceType -> c_uint;
 }
 
 pair_getters! {
@@ -524,13 +522,6 @@ impl Device<'_> {
             // SAFETY: the handle is NVML's own and the pointer is to a live unsigned long long.
             checked(unsafe { function(self.handle, link, counter, &raw mut count) }).map(|()| count)
         })
-    }
-
-    pub(super) fn nvlink_remote_pci(&self, link: u32) -> Called<PciIdentity> {
-        let function = &self.nvml.functions.nvmlDeviceGetNvLinkRemotePciInfo_v2;
-        let name = "nvmlDeviceGetNvLinkRemotePciInfo_v2";
-        self.get_of(name, function, link, zeroed_pci_info())
-            .map(PciIdentity::from)
     }
 
     /// Tries the newest struct first and steps back where the driver does not know it.

@@ -19,7 +19,7 @@ use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
 use protocol::Message;
-pub(crate) use worker::NvmlWorker;
+pub(crate) use worker::{GPUS_AT_ONCE, NvmlWorker};
 
 use super::{Deadlines, Interrupt, ProbeOptions};
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};

@@ -18,7 +18,12 @@ use crate::facts::{
 
 // Source of all numbers: nvml.h.
 const FIELD_MEMORY_TEMPERATURE: u32 = 82;
+const FIELD_NVLINK_REPLAYS: u32 = 161;
+const FIELD_NVLINK_RECOVERIES: u32 = 162;
+const FIELD_NVLINK_CRC_ERRORS: u32 = 163;
 const FIELD_NVLINK_SPEED: u32 = 164;
+/// The scope of a link's field that stands for the sum over all links. Source: nvml.h, at `NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY`.
+const ALL_LINKS: u32 = u32::MAX;
 const FIELD_NVLINK_EFFECTIVE_ERRORS: u32 = 219;
 const FIELD_NVLINK_SYMBOL_ERRORS: u32 = 221;
 const FIELD_GPU_RECOVERY_ACTION: u32 = 230;
@@ -354,23 +359,19 @@ impl GpuReader<'_> {
                 Err(failure) if self.has_no_such_link(&failure) => continue,
                 Err(failure) => return failure.reading(self.driver.branch),
             };
-            let read = if active {
-                self.active_nvlink(link)
-            } else {
-                Ok(NvLink {
-                    link,
-                    ..NvLink::default()
-                })
-            };
-            match read {
-                Ok(it) => links.push(it),
-                Err(failure) => return Reading::NotRead(failure.to_string()),
-            }
+            links.push(NvLink {
+                link,
+                active,
+                ..NvLink::default()
+            });
         }
         if links.is_empty() {
             return Reading::NotSupported;
         }
-        match self.add_nvlink_fields(&mut links) {
+        let read = self
+            .add_nvlink_errors(&mut links)
+            .and_then(|()| self.add_nvlink_fields(&mut links));
+        match read {
             Ok(()) => Reading::Value(links),
             Err(failure) => Reading::NotRead(failure.to_string()),
         }
@@ -381,48 +382,79 @@ impl GpuReader<'_> {
             || failure.status() == Some(super::driver::ERROR_INVALID_ARGUMENT)
     }
 
-    fn active_nvlink(&self, link: u32) -> Called<NvLink> {
-        let device = self.device;
-        let errors = |counter| self.optional(device.nvlink_error_counter(link, counter));
-        let remote_pci = self.optional(device.nvlink_remote_pci(link))?;
-        let remote_type = self.optional(device.nvlink_remote_device_type(link))?;
-        Ok(NvLink {
-            link,
-            active: true,
-            version: self.optional(device.nvlink_version(link))?,
-            crc_flit_errors: errors(NVLINK_ERROR_CRC_FLIT)?,
-            crc_data_errors: errors(NVLINK_ERROR_CRC_DATA)?,
-            replay_errors: errors(NVLINK_ERROR_REPLAY)?,
-            recovery_errors: errors(NVLINK_ERROR_RECOVERY)?,
-            remote_kind: remote_type.map(|kind| nvlink_remote_kind(kind).to_owned()),
-            remote_pci_address: remote_pci
-                .filter(|it| it.device_id != 0)
-                .map(|it| pci_address(&it)),
-            ..NvLink::default()
-        })
+    /// The error counters of the active links. A counter of one link takes NVML over 2 ms, so that the sums over all
+    /// links are asked first, in one call: a sum of zero says the same of every link.
+    fn add_nvlink_errors(&self, links: &mut [NvLink]) -> Called<()> {
+        const SUMS: [u32; 3] = [
+            FIELD_NVLINK_REPLAYS,
+            FIELD_NVLINK_RECOVERIES,
+            FIELD_NVLINK_CRC_ERRORS,
+        ];
+        let sums = self
+            .device
+            .field_values(&SUMS.map(|field| (field, ALL_LINKS)));
+        let mut sums = self.optional(sums)?.unwrap_or_default().into_iter();
+        let mut next = || sums.next().map_or(Ok(None), |sum| self.optional(sum));
+        let (replays, recoveries, crc_errors) = (next()?, next()?, next()?);
+        for link in links.iter_mut().filter(|it| it.active) {
+            let count = |sum: Option<u64>, counter| match sum {
+                Some(0) => Ok(Some(0)),
+                Some(_) | None => {
+                    self.optional(self.device.nvlink_error_counter(link.link, counter))
+                }
+            };
+            link.replay_errors = count(replays, NVLINK_ERROR_REPLAY)?;
+            link.recovery_errors = count(recoveries, NVLINK_ERROR_RECOVERY)?;
+            link.crc_flit_errors = count(crc_errors, NVLINK_ERROR_CRC_FLIT)?;
+            // Where the driver sums a link's CRC errors, its count of errors in data holds those that forward error
+            // correction repaired, which every healthy link collects.
+            if crc_errors.is_none() {
+                link.crc_data_errors = count(None, NVLINK_ERROR_CRC_DATA)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Speed and the error counts of NVLink 5, of all active links in one call.
+    /// Speed and the error counts of NVLink 5. The first active link tells which of these fields there are.
     fn add_nvlink_fields(&self, links: &mut [NvLink]) -> Called<()> {
         const FIELDS: [u32; 3] = [
             FIELD_NVLINK_SPEED,
             FIELD_NVLINK_EFFECTIVE_ERRORS,
             FIELD_NVLINK_SYMBOL_ERRORS,
         ];
+        let Some(first) = links.iter().find(|it| it.active) else {
+            return Ok(());
+        };
+        let probed = self
+            .device
+            .field_values(&FIELDS.map(|field| (field, first.link)))?;
+        let mut known = [false; FIELDS.len()];
+        for (known, value) in known.iter_mut().zip(probed) {
+            *known = self.optional(value)?.is_some();
+        }
         let asked: Vec<(u32, u32)> = links
             .iter()
             .filter(|it| it.active)
             .flat_map(|it| FIELDS.map(|field| (field, it.link)))
+            .filter(|(field, _)| {
+                FIELDS
+                    .iter()
+                    .zip(known)
+                    .any(|(it, known)| it == field && known)
+            })
             .collect();
         if asked.is_empty() {
             return Ok(());
         }
         let mut values = self.device.field_values(&asked)?.into_iter();
         for link in links.iter_mut().filter(|it| it.active) {
-            let mut next = || values.next().map_or(Ok(None), |value| self.optional(value));
-            link.speed_mbps = next()?;
-            link.effective_errors = next()?;
-            link.symbol_errors = next()?;
+            let mut next = |known: bool| match known.then(|| values.next()).flatten() {
+                Some(value) => self.optional(value),
+                None => Ok(None),
+            };
+            link.speed_mbps = next(known[0])?;
+            link.effective_errors = next(known[1])?;
+            link.symbol_errors = next(known[2])?;
         }
         Ok(())
     }
@@ -585,16 +617,6 @@ fn recovery_action(number: u64) -> RecoveryAction {
         3 => RecoveryAction::DrainP2p,
         4 => RecoveryAction::DrainAndReset,
         other => RecoveryAction::Unknown(u32::try_from(other).unwrap_or(u32::MAX)),
-    }
-}
-
-// Source: nvml.h, nvmlIntNvLinkDeviceType_t; the IBM NPU is the CPU's end of a link.
-fn nvlink_remote_kind(number: u32) -> &'static str {
-    match number {
-        0 => "gpu",
-        1 => "cpu",
-        2 => "switch",
-        _ => "unknown",
     }
 }
 

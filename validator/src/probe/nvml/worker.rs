@@ -1,6 +1,7 @@
 //! `gpu-validator worker nvml`: asks NVML everything and says it as it goes.
 
 use std::ffi::OsStr;
+use std::sync::{Mutex, PoisonError};
 
 use super::calls::Calls;
 use super::driver::NvmlLibrary;
@@ -17,7 +18,12 @@ pub(crate) struct NvmlWorker {
     pub(crate) finished: Vec<u32>,
     /// One GPU after another, so that a hang or crash is that of the call that was announced last.
     pub(crate) sequential: bool,
+    /// How many GPUs are read at the same time, see [`GPUS_AT_ONCE`].
+    pub(crate) gpus_at_once: usize,
 }
+
+/// The driver serves most calls one after another behind spinning locks, so that more threads cost more than they gain.
+pub(crate) const GPUS_AT_ONCE: usize = 2;
 
 impl NvmlWorker {
     pub(crate) fn run(&self) {
@@ -53,16 +59,28 @@ impl NvmlWorker {
         let count = nvml.device_count(&calls);
         output.nvml("gpu_count", &reading(count.clone(), driver));
         let gpus = (0..count.unwrap_or(0)).filter(|index| !self.finished.contains(index));
-        if self.sequential {
-            gpus.for_each(|index| read_gpu(nvml, index, driver, skipped, output));
-            return;
-        }
+        let gpus = Mutex::new(gpus);
+        let read_gpus = || {
+            while let Some(index) = next(&gpus) {
+                read_gpu(nvml, index, driver, skipped, output);
+            }
+        };
+        let threads = if self.sequential {
+            1
+        } else {
+            self.gpus_at_once
+        };
         std::thread::scope(|scope| {
-            for index in gpus {
-                scope.spawn(move || read_gpu(nvml, index, driver, skipped, output));
+            for _ in 0..threads {
+                scope.spawn(read_gpus);
             }
         });
     }
+}
+
+/// The lock is let go before the GPU is read.
+fn next(gpus: &Mutex<impl Iterator<Item = u32>>) -> Option<u32> {
+    gpus.lock().unwrap_or_else(PoisonError::into_inner).next()
 }
 
 fn load(output: &Output) -> Option<NvmlLibrary> {
