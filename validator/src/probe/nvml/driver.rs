@@ -632,8 +632,10 @@ impl Device<'_> {
                     scopeId: scope,
                     timestamp: 0,
                     latencyUsec: 0,
-                    valueType: 0,
-                    nvmlReturn: ERROR_NOT_SUPPORTED,
+                    // Drivers do not write the return code of some NVLink fields that they do answer (580.159 on H200),
+                    // but always the type: an entry that was left alone keeps a type that does not exist.
+                    valueType: u32::MAX,
+                    nvmlReturn: 0,
                     value: nvmlValue_st { ullVal: 0 },
                 })
                 .collect();

@@ -22,8 +22,9 @@ pub(crate) struct NvmlWorker {
     pub(crate) gpus_at_once: usize,
 }
 
-/// The driver serves most calls one after another behind spinning locks, so that more threads cost more than they gain.
-pub(crate) const GPUS_AT_ONCE: usize = 2;
+/// The driver serves calls one after another behind locks on which callers spin. Measured on four H200s, driver 580.159.04:
+/// one GPU at a time takes 0.71 s, two 0.82 s, four 0.87 s and three times the processor time.
+pub(crate) const GPUS_AT_ONCE: usize = 1;
 
 impl NvmlWorker {
     pub(crate) fn run(&self) {
