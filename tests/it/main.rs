@@ -5,6 +5,7 @@ mod healthy_nodes;
 mod node;
 mod recorded_facts;
 mod report_outputs;
+mod scarce_resources;
 mod ssh;
 mod stopped_runs;
 mod xtask;

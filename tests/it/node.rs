@@ -47,6 +47,19 @@ pub(crate) fn validator() -> Command {
     command
 }
 
+/// Another program with the environment that `command` would have.
+pub(crate) fn in_place_of(command: &Command, program: &str) -> Command {
+    let mut other = Command::new(program);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(name, value),
+            None => other.env_remove(name),
+        };
+    }
+    other.stdin(Stdio::null());
+    other
+}
+
 /// A folder below target that vanishes with the test.
 pub(crate) struct Scratch(PathBuf);
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::node::{Node, Ran, said, set, validator};
+use crate::node::{Node, Ran, in_place_of, said, set, validator};
 
 /// The report that stands on stdout because its file could not be written.
 fn report_on_stdout<'a>(stdout: &'a str, what: &str) -> &'a str {
@@ -114,28 +114,17 @@ fn a_full_and_a_read_only_folder_are_survived_without_a_half_written_file() {
         let script = format!(
             "{mount}; \"$@\"; code=$?; echo \"left: $(ls -A \"$0\" | tr '\\n' ' ')\" >&2; exit $code"
         );
-        let mut command = node.validator();
-        let validator = command.get_program().to_owned();
-        let environment: Vec<_> = command
-            .get_envs()
-            .map(|(name, value)| (name.to_owned(), value.map(OsStr::to_owned)))
-            .collect();
-        command = Command::new("unshare");
-        for (name, value) in environment {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        let mut run = node.validator();
+        run.args(["run", "--level", "quick", "--sysroot"])
+            .arg(node.sysroot());
+        run.arg("--json").arg(folder.join("report.json"));
+        let mut command = in_place_of(&run, "unshare");
         command
             .args(way)
             .args(["sh", "-c", &script])
             .arg(&folder)
-            .arg(validator);
-        command
-            .args(["run", "--level", "quick", "--sysroot"])
-            .arg(node.sysroot());
-        command.arg("--json").arg(folder.join("report.json"));
+            .arg(run.get_program())
+            .args(run.get_args());
         let (code, stdout, stderr) = said(&mut command);
         assert_eq!(code, 0, "{stdout}{stderr}");
         assert!(stderr.contains(reason), "{reason}: {stderr}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::node::{Node, Ran, Report, set, texts};
+use crate::node::{Node, Ran, Report, said, set, texts, validator};
 
 const NVML_HANGS: &str = "nvml.hang=[nvmlDeviceGetTemperature]";
 const CUDA_HANGS: &str = "cuda.hang=[cuInit]";
@@ -187,6 +187,47 @@ fn a_signal_ends_a_run_that_is_stuck_in_the_driver_with_reports_that_say_so() {
             assert!(worker.is_gone(), "{worker:?} is left, {case}");
         }
     }
+}
+
+#[test]
+fn a_collection_that_is_stopped_writes_facts_that_never_pass() {
+    let node = Node::with("h200x1", &[], &[NVML_HANGS]);
+    let facts = node.out.path("facts.json");
+    let mut collect = node.validator();
+    collect.args(["collect", "--sysroot"]).arg(node.sysroot());
+    collect.arg("-o").arg(&facts);
+    let child = collect
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child = child.expect("the validator starts");
+    eventually("the NVML worker", || {
+        workers_of(child.id()).iter().any(|it| it.task == "nvml")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let workers = workers_of(child.id());
+    signal(child.id(), "TERM");
+    let started = Instant::now();
+    let (code, _, stderr) = texts(child.wait_with_output().expect("it can be waited for"));
+    assert!(
+        started.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(code, 2);
+    assert!(
+        stderr.contains("not complete: signal 15 (SIGTERM)"),
+        "{stderr}"
+    );
+    assert!(workers.iter().all(Worker::is_gone), "{workers:?}");
+    let mut judge = validator();
+    judge.arg("judge").arg(&facts);
+    let (code, stdout, _) = said(&mut judge);
+    assert_eq!(code, 2, "{stdout}");
+    assert!(
+        stdout.contains("INCOMPLETE: signal 15 (SIGTERM)"),
+        "{stdout}"
+    );
 }
 
 #[test]
