@@ -1,6 +1,7 @@
 //! Drivers that are absent, incomplete, stuck or crash: the rest is judged, and what was not read never passes.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::node::{Node, Ran, Scratch, set, validator};
@@ -162,6 +163,75 @@ fn an_nvml_call_that_crashes_costs_its_reading() {
     let text = ran.report.finding("temperature")["summary"].to_string();
     assert!(text.contains("signal 6"), "{text}");
     assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
+}
+
+/// The driver's functions that a source file of the probes names.
+fn functions_named_in(source: &str, prefix: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../validator/src")
+        .join(source);
+    let text = std::fs::read_to_string(&path).expect(source);
+    let words =
+        text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+    let is_function = |word: &&str| {
+        let rest = word.strip_prefix(prefix).unwrap_or_default();
+        // Types are named alike, and end in `_t` or `_st`.
+        rest.starts_with(char::is_uppercase) && !word.ends_with("_t") && !word.ends_with("_st")
+    };
+    words.filter(is_function).map(str::to_owned).collect()
+}
+
+/// Whichever call crashes on hardware that is healthy: nothing fails, nothing passes that did not before, and what passes
+/// altogether has lost nothing that is judged.
+fn crash_each(functions: &BTreeSet<String>, library: &str, level: &str) {
+    let healthy = Node::healthy("h200x1").run(&["--level", level]);
+    assert_eq!(healthy.code, 0, "{}", healthy.stdout);
+    let mut noticed = 0;
+    for function in functions {
+        let change = format!("{library}.crash=[{function}]");
+        let ran = Node::with("h200x1", &[], &[&change]).run(&["--level", level]);
+        assert_ne!(ran.code, 1, "{function}: {}", ran.stdout);
+        for finding in ran.report.findings() {
+            let verdict = finding["verdict"].as_str().expect("text");
+            // Without its UUID or name a GPU is another subject, so that the check alone is compared.
+            let check = finding["check"].as_str().expect("text");
+            let is_usual = healthy.report.finding(check)["verdict"] == verdict;
+            let of_library = ["nvml_library: warn", "cuda_driver_library: warn"];
+            let is_trouble = of_library.contains(&format!("{check}: {verdict}").as_str());
+            assert!(
+                is_usual || is_trouble || ["error", "skip"].contains(&verdict),
+                "{function}: {finding}"
+            );
+        }
+        let not_green = ran.report.not_green();
+        let only_a_warning = not_green.is_subset(&set(&["nvml_library: warn"]));
+        assert_eq!(ran.code == 0, only_a_warning, "{function}: {not_green:?}");
+        noticed += usize::from(!not_green.is_empty());
+    }
+    // Some are called on other hardware only, or where a newer one is missing.
+    assert!(
+        noticed * 3 > functions.len() * 2,
+        "{noticed} of {functions:?} were noticed"
+    );
+}
+
+#[test]
+fn whichever_nvml_function_crashes_nothing_fails_and_nothing_passes_unseen() {
+    let mut functions = functions_named_in("probe/nvml/driver.rs", "nvml");
+    functions.retain(|it| {
+        ["nvmlDevice", "nvmlSystem", "nvmlInit"]
+            .iter()
+            .any(|start| it.starts_with(start))
+    });
+    assert!(functions.len() > 40, "{functions:?}");
+    crash_each(&functions, "nvml", "quick");
+}
+
+#[test]
+fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
+    let functions = functions_named_in("load/driver.rs", "cu");
+    assert!(functions.len() > 15, "{functions:?}");
+    crash_each(&functions, "cuda", "standard");
 }
 
 #[test]
