@@ -1,4 +1,11 @@
-//! The integration tests: the release binary on simulated nodes and recorded facts.
+//! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
+mod driver_faults;
+mod healthy_nodes;
+mod node;
+mod recorded_facts;
+mod report_outputs;
+mod scarce_resources;
 mod ssh;
+mod stopped_runs;
 mod xtask;

@@ -186,6 +186,10 @@ fn missing_in_nvml(
             )
         })
         .collect();
+    // Where the call for their number was not answered, an empty list is not NVML's.
+    if !missing.is_empty() {
+        facts.nvml.gpu_count.required("NVML's number of GPUs")?;
+    }
     // A lost GPU tells nothing, not even its address: it is missing all the same.
     let unread = facts
         .gpus
@@ -569,6 +573,20 @@ mod tests {
             break_one(&mut facts);
             assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
         }
+    }
+
+    #[test]
+    fn errs_when_nvml_did_not_tell_how_many_there_are() {
+        let mut facts = healthy_node();
+        facts.gpus.clear();
+        facts.nvml.gpu_count = Reading::NotRead("the run was interrupted".to_owned());
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Error);
+        assert!(
+            finding.summary.contains("the run was interrupted"),
+            "{}",
+            finding.summary
+        );
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Annotations for GitHub Actions: workflow commands on stdout.
 
 use super::faults::faults;
-// What XML cannot carry, a log viewer should not get either.
-use super::text::{counted, xml};
+use super::text::{counted, one_line, xml};
 use super::verdict;
 use crate::findings::{ExitStatus, Run, Subject, Verdict};
 
@@ -19,14 +18,14 @@ pub fn github_annotations(run: &Run) -> String {
             .collect();
         for fault in of_kind.iter().take(ANNOTATIONS_SHOWN - 1) {
             let finding = fault.finding;
-            let mut message = xml(&fault.summary());
+            let mut message = shown(&fault.summary());
             for (what, value) in [
                 ("expected", &finding.expected),
                 ("observed", &finding.observed),
                 ("remedy", &finding.remedy),
             ] {
                 if let Some(value) = value {
-                    message.extend(["\n", what, ": ", &xml(value)]);
+                    message.extend(["\n", what, ": ", &shown(value)]);
                 }
             }
             let subjects = match &fault.subjects[..] {
@@ -71,9 +70,16 @@ fn annotation(command: &str, run: &Run, title: &str, message: &str) -> String {
     };
     format!(
         "::{command} {file}title={}::{}\n",
-        property(&xml(title)),
+        property(&shown(title)),
         data(message)
     )
+}
+
+/// Line by line without anything that the service or who reads its log would act on; what XML cannot carry, a log viewer
+/// should not get either.
+fn shown(text: &str) -> String {
+    let lines: Vec<String> = text.lines().map(|line| xml(&one_line(line))).collect();
+    lines.join("\n")
 }
 
 /// Source of the escapes: actions/toolkit, packages/core, command.ts (escapeData).

@@ -1,0 +1,275 @@
+//! Drivers that are absent, incomplete, stuck or crash: the rest is judged, and what was not read never passes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::node::{Node, Ran, Scratch, set, validator};
+
+#[test]
+fn a_machine_without_gpu_and_driver_is_not_judged() {
+    let empty = Scratch::new();
+    for folder in [
+        "libraries",
+        "sysroot/sys/bus/pci/devices",
+        "sysroot/proc",
+        "sysroot/dev",
+    ] {
+        std::fs::create_dir_all(empty.path(folder)).expect("a folder");
+    }
+    let mut command = validator();
+    command
+        .env("LD_LIBRARY_PATH", empty.path("libraries"))
+        .args(["run", "--sysroot"])
+        .arg(empty.path("sysroot"))
+        .arg("--json")
+        .arg(empty.path("report.json"));
+    let ran = Ran::of(&mut command, || empty.read("report.json"));
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(ran.report.0["simulated"], serde_json::Value::Null);
+    assert!(
+        ran.stdout.contains("missing on this machine"),
+        "{}",
+        ran.stdout
+    );
+    for what in ["NVML library: ", "CUDA driver library: ", "kernel module: "] {
+        let lines = ran.stdout.lines().map(str::trim_start);
+        let said = lines.filter(|line| line.starts_with(what)).count();
+        assert_eq!(said, 1, "one line about {what}: {}", ran.stdout);
+    }
+}
+
+/// GPUs on the bus that no driver was installed for, and a driver whose libraries are gone.
+#[test]
+fn gpus_without_libraries_fail_and_are_not_simulated() {
+    let absent = ["nvml.present=false", "cuda.present=false"];
+    for (faults, failing) in [
+        (&["driver-not-loaded"][..], "kernel_module_loaded"),
+        (&[], "nvml_library"),
+    ] {
+        let ran = Node::with("h200x8", faults, &absent).run(&[]);
+        assert_eq!(ran.code, 1, "{}", ran.stdout);
+        assert_eq!(ran.report.finding(failing)["verdict"], "fail");
+        assert_eq!(ran.report.0["simulated"], serde_json::Value::Null);
+        let judged_gpu = ran.report.findings().iter().any(|it| {
+            it["subject"] != "host"
+                && ["pass", "warn"].contains(&it["verdict"].as_str().unwrap_or(""))
+        });
+        assert!(!judged_gpu, "nothing was read of any GPU");
+    }
+}
+
+/// The checks whose verdict is another than on the healthy node.
+fn differing(healthy: &Ran, ran: &Ran) -> BTreeSet<String> {
+    let (before, after) = (healthy.report.verdicts(), ran.report.verdicts());
+    assert_eq!(
+        before.keys().collect::<Vec<_>>(),
+        after.keys().collect::<Vec<_>>(),
+        "every check has its finding about every subject"
+    );
+    let differing = before
+        .iter()
+        .filter(|(key, verdict)| after[*key] != **verdict);
+    differing.map(|((check, _), _)| check.clone()).collect()
+}
+
+#[test]
+fn a_missing_symbol_costs_the_readings_that_need_it_and_no_other() {
+    let healthy = Node::healthy("h200x1").run(&["--level", "quick"]);
+    assert_eq!(healthy.code, 0, "{}", healthy.stdout);
+    let cases: [(&str, &[&str]); 7] = [
+        ("nvmlDeviceGetTemperature", &["temperature"]),
+        ("nvmlDeviceGetEccMode", &["ecc_mode"]),
+        ("nvmlDeviceGetPersistenceMode", &["persistence_mode"]),
+        ("nvmlDeviceGetComputeMode", &["compute_mode"]),
+        ("nvmlDeviceGetRepairStatus", &["memory_repair"]),
+        ("nvmlDeviceGetPcieReplayCounter", &["pcie_replays"]),
+        ("nvmlDeviceGetRemappedRows", &["row_remapping"]),
+    ];
+    for (symbol, affected) in cases {
+        let change = format!("nvml.missing_symbols=[{symbol}]");
+        let ran = Node::with("h200x1", &[], &[&change]).run(&["--level", "quick"]);
+        assert_eq!(differing(&healthy, &ran), set(affected), "{symbol}");
+        for check in affected {
+            let finding = ran.report.finding(check);
+            assert_eq!(finding["verdict"], "error", "{symbol}: {finding}");
+        }
+        assert_eq!(ran.code, 2, "{symbol}");
+    }
+}
+
+#[test]
+fn nvml_without_its_first_functions_is_not_judged() {
+    for symbol in [
+        "nvmlInit_v2",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetUUID",
+    ] {
+        let change = format!("nvml.missing_symbols=[{symbol}]");
+        let ran = Node::with("h200x8", &[], &[&change]).run(&["--level", "quick"]);
+        assert_ne!(ran.code, 0, "{symbol}: {}", ran.stdout);
+        assert_eq!(ran.report.finding("run_complete")["verdict"], "pass");
+    }
+}
+
+/// What a node says on which reading the temperature hangs or crashes.
+const HUNG_OR_CRASHED: [&str; 3] = [
+    "gpu_reachable: error",
+    "nvml_library: warn",
+    "temperature: error",
+];
+
+#[test]
+fn an_nvml_call_that_hangs_costs_its_deadline_and_its_reading() {
+    let healthy = Node::healthy("h200x1").run(&["--level", "quick"]);
+    let ran = Node::with_fault("h200x1", "nvml-hang").run(&["--level", "quick"]);
+    assert_eq!(
+        differing(&healthy, &ran),
+        set(&["gpu_reachable", "nvml_library", "temperature"])
+    );
+    assert_eq!(ran.report.not_green(), set(&HUNG_OR_CRASHED));
+    assert_eq!(ran.code, 2);
+    let text = ran.report.finding("temperature")["summary"].to_string();
+    assert!(text.contains("did not return within 5 s"), "{text}");
+    assert!(ran.took >= Duration::from_secs(5), "{:?}", ran.took);
+    assert!(ran.took < Duration::from_secs(9), "{:?}", ran.took);
+}
+
+/// The call hangs on every GPU: it is tried on all at once, on two of them alone, and then no more.
+#[test]
+fn a_call_that_hangs_on_eight_gpus_costs_three_deadlines() {
+    let ran = Node::with_fault("h200x8", "nvml-hang").run(&["--level", "quick"]);
+    assert_eq!(ran.report.not_green(), set(&HUNG_OR_CRASHED));
+    assert_eq!(ran.report.of_check("temperature").count(), 8);
+    assert!(
+        ran.report
+            .of_check("temperature")
+            .all(|it| it["verdict"] == "error")
+    );
+    assert_eq!(ran.code, 2);
+    assert!(ran.took < Duration::from_secs(22), "{:?}", ran.took);
+}
+
+#[test]
+fn an_nvml_call_that_crashes_costs_its_reading() {
+    let healthy = Node::healthy("h200x1").run(&["--level", "quick"]);
+    let ran = Node::with_fault("h200x1", "nvml-crash").run(&["--level", "quick"]);
+    assert_eq!(
+        differing(&healthy, &ran),
+        set(&["gpu_reachable", "nvml_library", "temperature"])
+    );
+    assert_eq!(ran.code, 2);
+    let text = ran.report.finding("temperature")["summary"].to_string();
+    assert!(text.contains("signal 6"), "{text}");
+    assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
+}
+
+/// The driver's functions that a source file of the probes names.
+fn functions_named_in(source: &str, prefix: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../validator/src")
+        .join(source);
+    let text = std::fs::read_to_string(&path).expect(source);
+    let words =
+        text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+    let is_function = |word: &&str| {
+        let rest = word.strip_prefix(prefix).unwrap_or_default();
+        // Types are named alike, and end in `_t` or `_st`.
+        rest.starts_with(char::is_uppercase) && !word.ends_with("_t") && !word.ends_with("_st")
+    };
+    words.filter(is_function).map(str::to_owned).collect()
+}
+
+/// Whichever call crashes on hardware that is healthy: nothing fails, nothing passes that did not before, and what passes
+/// altogether has lost nothing that is judged.
+fn crash_each(functions: &BTreeSet<String>, library: &str, level: &str) {
+    let healthy = Node::healthy("h200x1").run(&["--level", level]);
+    assert_eq!(healthy.code, 0, "{}", healthy.stdout);
+    let mut noticed = 0;
+    for function in functions {
+        let change = format!("{library}.crash=[{function}]");
+        let ran = Node::with("h200x1", &[], &[&change]).run(&["--level", level]);
+        assert_ne!(ran.code, 1, "{function}: {}", ran.stdout);
+        for finding in ran.report.findings() {
+            let verdict = finding["verdict"].as_str().expect("text");
+            // Without its UUID or name a GPU is another subject, so that the check alone is compared.
+            let check = finding["check"].as_str().expect("text");
+            let is_usual = healthy.report.finding(check)["verdict"] == verdict;
+            let of_library = ["nvml_library: warn", "cuda_driver_library: warn"];
+            let is_trouble = of_library.contains(&format!("{check}: {verdict}").as_str());
+            assert!(
+                is_usual || is_trouble || ["error", "skip"].contains(&verdict),
+                "{function}: {finding}"
+            );
+        }
+        let not_green = ran.report.not_green();
+        let only_a_warning = not_green.is_subset(&set(&["nvml_library: warn"]));
+        assert_eq!(ran.code == 0, only_a_warning, "{function}: {not_green:?}");
+        noticed += usize::from(!not_green.is_empty());
+    }
+    // Some are called on other hardware only, or where a newer one is missing.
+    assert!(
+        noticed * 3 > functions.len() * 2,
+        "{noticed} of {functions:?} were noticed"
+    );
+}
+
+#[test]
+fn whichever_nvml_function_crashes_nothing_fails_and_nothing_passes_unseen() {
+    let mut functions = functions_named_in("probe/nvml/driver.rs", "nvml");
+    functions.retain(|it| {
+        ["nvmlDevice", "nvmlSystem", "nvmlInit"]
+            .iter()
+            .any(|start| it.starts_with(start))
+    });
+    assert!(functions.len() > 40, "{functions:?}");
+    crash_each(&functions, "nvml", "quick");
+}
+
+#[test]
+fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
+    let functions = functions_named_in("load/driver.rs", "cu");
+    assert!(functions.len() > 15, "{functions:?}");
+    crash_each(&functions, "cuda", "standard");
+}
+
+#[test]
+fn cuda_that_crashes_is_not_judged_and_nvml_is() {
+    let ran = Node::with("h200x1", &[], &["cuda.crash=[cuInit]"]).run(&["--level", "standard"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let finding = ran.report.finding("cuda_driver_library");
+    assert_eq!(finding["verdict"], "error");
+    assert!(
+        finding["summary"].to_string().contains("signal 6"),
+        "{finding}"
+    );
+    assert_ne!(ran.report.finding("cuda_kernel")["verdict"], "pass");
+    assert_eq!(ran.report.finding("temperature")["verdict"], "pass");
+}
+
+#[test]
+fn a_kernel_log_that_cannot_be_read_is_an_error_with_its_remedy() {
+    let ran = Node::with_fault("h200x1", "kernel-log-unreadable").run(&["--level", "quick"]);
+    assert_eq!(ran.code, 2);
+    assert_eq!(ran.report.not_green(), set(&["kernel_log_xid: error"]));
+    let finding = ran.report.finding("kernel_log_xid");
+    assert!(
+        finding["summary"].to_string().contains("/dev/kmsg"),
+        "{finding}"
+    );
+    assert!(
+        finding["remedy"]
+            .to_string()
+            .contains("kernel.dmesg_restrict"),
+        "{finding}"
+    );
+    // PCIe errors are counted in sysfs, too; that the log had no part in the pass is said.
+    let finding = ran.report.finding("kernel_log_pcie");
+    assert!(
+        finding["summary"]
+            .to_string()
+            .ends_with("by the kernel's counters\""),
+        "{finding}"
+    );
+}

@@ -1,0 +1,409 @@
+//! Where reports go and what is in them, whatever the folder, the locale, the CI service and the node's own texts are.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::node::{Node, Ran, in_place_of, said, set, validator};
+
+/// The report that stands on stdout because its file could not be written.
+fn report_on_stdout<'a>(stdout: &'a str, what: &str) -> &'a str {
+    let marker = format!("----- {what} for ");
+    let after = stdout
+        .split(&marker)
+        .nth(1)
+        .unwrap_or_else(|| panic!("no {what} on stdout: {stdout}"));
+    let report = after.split_once('\n').expect("a line").1;
+    report.split("\n----- ").next().expect("a part")
+}
+
+#[test]
+fn reports_that_cannot_be_written_are_on_stdout_and_the_exit_code_is_kept() {
+    for (node, code) in [
+        (Node::healthy("h200x1"), 0),
+        (Node::with_fault("h200x8", "xid-79"), 1),
+        (Node::with_fault("h200x1", "kernel-log-unreadable"), 2),
+    ] {
+        for (path, reason) in [
+            ("/dev/full", "No space left on device"),
+            ("/proc/report", "No such file or directory"),
+            ("/nonexistent/report", "No such file or directory"),
+        ] {
+            let mut command = node.validator();
+            command
+                .args(["run", "--level", "quick", "--sysroot"])
+                .arg(node.sysroot());
+            command.args(["--json", path, "--junit", path, "--facts", path]);
+            let (ended, stdout, stderr) = said(&mut command);
+            assert_eq!(ended, code, "{path}: {stderr}");
+            for what in ["JSON report", "JUnit report", "facts"] {
+                let says = format!("warning: the {what} cannot be written to {path}: {reason}");
+                assert_eq!(stderr.matches(&says).count(), 1, "{says}: {stderr}");
+            }
+            let report: Value =
+                serde_json::from_str(report_on_stdout(&stdout, "JSON report")).expect("JSON");
+            assert_eq!(report["exit_code"], code);
+            assert_eq!(report["incomplete"], Value::Null);
+            roxmltree::Document::parse(report_on_stdout(&stdout, "JUnit report")).expect("XML");
+            let facts: Value =
+                serde_json::from_str(report_on_stdout(&stdout, "facts")).expect("JSON");
+            assert!(facts["gpus"].as_array().is_some_and(|it| !it.is_empty()));
+        }
+    }
+}
+
+#[test]
+fn a_full_standard_output_changes_no_exit_code() {
+    for (node, code) in [
+        (Node::healthy("h200x1"), 0),
+        (Node::with_fault("h200x8", "xid-79"), 1),
+    ] {
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .expect("/dev/full");
+        let ended = node
+            .run_command(&["--level", "quick"])
+            .stdout(full)
+            .status();
+        assert_eq!(ended.expect("the validator starts").code(), Some(code));
+        let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+        assert_eq!(report["exit_code"], code);
+    }
+}
+
+/// How a command can mount a file system that only it sees: as root, else as root of a user namespace.
+fn private_mounts() -> Option<&'static [&'static str]> {
+    let ways: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
+    ways.into_iter().find(|way| {
+        let mut command = Command::new("unshare");
+        command
+            .args(*way)
+            .args(["mount", "-t", "tmpfs", "tmpfs", "/mnt"]);
+        command
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|it| it.success())
+    })
+}
+
+#[test]
+fn a_full_and_a_read_only_folder_are_survived_without_a_half_written_file() {
+    let Some(way) = private_mounts() else {
+        eprintln!("not tested: this machine lets nobody mount a file system of their own");
+        return;
+    };
+    let node = Node::healthy("h200x1");
+    let folder = node.out.path("reports");
+    std::fs::create_dir(&folder).expect("made");
+    for (mount, reason, left) in [
+        (
+            "mount -t tmpfs -o size=64k tmpfs \"$0\"; cat /dev/zero >\"$0/filling\" 2>/dev/null",
+            "No space left on device",
+            "left: filling \n",
+        ),
+        (
+            "mount -t tmpfs -o ro tmpfs \"$0\"",
+            "Read-only file system",
+            "left: \n",
+        ),
+    ] {
+        let script = format!(
+            "{mount}; \"$@\"; code=$?; echo \"left: $(ls -A \"$0\" | tr '\\n' ' ')\" >&2; exit $code"
+        );
+        let mut run = node.validator();
+        run.args(["run", "--level", "quick", "--sysroot"])
+            .arg(node.sysroot());
+        run.arg("--json").arg(folder.join("report.json"));
+        let mut command = in_place_of(&run, "unshare");
+        command
+            .args(way)
+            .args(["sh", "-c", &script])
+            .arg(&folder)
+            .arg(run.get_program())
+            .args(run.get_args());
+        let (code, stdout, stderr) = said(&mut command);
+        assert_eq!(code, 0, "{stdout}{stderr}");
+        assert!(stderr.contains(reason), "{reason}: {stderr}");
+        assert!(stderr.ends_with(left), "{left}: {stderr}");
+        let report: Value =
+            serde_json::from_str(report_on_stdout(&stdout, "JSON report")).expect("JSON");
+        assert_eq!(report["exit_code"], 0);
+    }
+}
+
+/// What locales and time zones a machine may be set to.
+fn oddities() -> Vec<Vec<(&'static str, &'static OsStr)>> {
+    let text = OsStr::new;
+    vec![
+        vec![
+            ("LC_ALL", text("tr_TR.UTF-8")),
+            ("LANG", text("tr_TR.UTF-8")),
+        ],
+        vec![
+            ("LC_ALL", text("de_DE.ISO-8859-1")),
+            ("LC_NUMERIC", text("de_DE")),
+        ],
+        vec![("LC_ALL", text("C")), ("TZ", text("Asia/Kathmandu"))],
+        vec![("TZ", text("Pacific/Kiritimati"))],
+        vec![("TZ", text("garbage+99:99:99,M13.9.9/999"))],
+        vec![("TZ", text(":/dev/zero"))],
+        vec![("TZ", text("")), ("LANG", text(""))],
+        vec![
+            ("LANG", OsStr::from_bytes(b"\xff\xfe")),
+            ("TZ", OsStr::from_bytes(b"\xc3\x28")),
+        ],
+    ]
+}
+
+/// RFC 3339 in UTC, and now.
+fn assert_is_now_in_utc(time: &str) {
+    assert!(time.ends_with('Z'), "{time}");
+    let time: jiff::Timestamp = time.parse().expect("RFC 3339");
+    let age = jiff::Timestamp::now().as_second() - time.as_second();
+    assert!((0..120).contains(&age), "{time} is {age} s ago");
+}
+
+#[test]
+fn no_locale_and_no_time_zone_changes_a_verdict_or_a_time() {
+    let node = Node::with("h200x8", &["xid-79", "foreign-process", "hot-gpu"], &[]);
+    let usual = node.run(&["--level", "quick", "--facts", "-"]);
+    let facts = node.out.write("facts.json", &usual.stdout);
+    let judge = || {
+        let mut command = validator();
+        command.arg("judge").arg(&facts).args(["--html", "-"]);
+        command
+    };
+    let usual_judged = said(&mut judge());
+    for oddity in oddities() {
+        let ran = node.finish(
+            node.run_command(&["--level", "quick", "--junit"])
+                .arg(node.out.path("report.xml"))
+                .envs(oddity.clone()),
+        );
+        assert_eq!(ran.report.verdicts(), usual.report.verdicts(), "{oddity:?}");
+        assert_is_now_in_utc(ran.report.0["collected_at"].as_str().expect("a time"));
+        let junit = node.out.read("report.xml");
+        let document = roxmltree::Document::parse(&junit).expect("XML");
+        for suite in document
+            .descendants()
+            .filter(|it| it.has_tag_name("testsuite"))
+        {
+            assert_is_now_in_utc(suite.attribute("timestamp").expect("a time"));
+        }
+        assert_eq!(
+            said(judge().envs(oddity.clone())),
+            usual_judged,
+            "{oddity:?}"
+        );
+    }
+}
+
+fn generic_profile() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests/profiles/generic.yaml")
+}
+
+#[test]
+fn github_actions_gets_annotations_and_a_summary_behind_that_of_other_steps() {
+    let node = Node::with_fault("h200x8", "xid-79");
+    let profile = generic_profile();
+    let summary = node.out.write("summary.md", "what an earlier step wrote\n");
+    let in_actions = |node: &Node, arguments: &[&str]| -> Ran {
+        let mut command = node.run_command(arguments);
+        command
+            .arg("--profile")
+            .arg(&profile)
+            .args(["--level", "quick"]);
+        command
+            .env("GITHUB_ACTIONS", "true")
+            .env("GITHUB_STEP_SUMMARY", &summary);
+        node.finish(&mut command)
+    };
+    let ran = in_actions(&node, &[]);
+    assert_eq!(ran.code, 1);
+    let commands: Vec<&str> = ran
+        .stdout
+        .lines()
+        .filter(|it| it.starts_with("::"))
+        .collect();
+    let of = |kind: &str| commands.iter().filter(|it| it.starts_with(kind)).count();
+    assert!(of("::error ") >= 1, "{commands:?}");
+    assert_eq!(of("::notice "), 1, "that it is simulated: {commands:?}");
+    let path = profile.display().to_string();
+    for command in commands.iter().filter(|it| it.starts_with("::error ")) {
+        assert!(
+            command.contains(&format!("file={path},title=")),
+            "{command}"
+        );
+    }
+    for check in ["kernel_log_xid", "gpu_reachable"] {
+        assert!(
+            commands
+                .iter()
+                .any(|it| it.starts_with("::error ") && it.contains(check)),
+            "{check}: {commands:?}"
+        );
+    }
+    let text = node.out.read("summary.md");
+    assert!(
+        text.starts_with("what an earlier step wrote\n## "),
+        "{text}"
+    );
+    assert!(text.contains("SIMULATED FAIL"), "{text}");
+
+    let off = in_actions(&node, &["--github=false"]);
+    assert!(!off.stdout.contains("\n::"), "{}", off.stdout);
+    assert_eq!(node.out.read("summary.md"), text, "nothing was appended");
+
+    let healthy = Node::healthy("h200x1");
+    let ran = in_actions(&healthy, &[]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    assert!(!ran.stdout.contains("::error"), "{}", ran.stdout);
+    assert!(node.out.read("summary.md").len() > text.len());
+
+    let mut command = node.run_command(&["--level", "quick", "--github"]);
+    let ran = node.finish(command.env("GITHUB_STEP_SUMMARY", "/dev/full"));
+    assert_eq!(
+        ran.code, 1,
+        "a summary that cannot be written changes no exit code"
+    );
+    assert!(
+        ran.stderr
+            .contains("the job summary cannot be appended to /dev/full"),
+        "{}",
+        ran.stderr
+    );
+}
+
+/// A text that would end a CDATA section, colour a terminal, open a tag, and command a CI service.
+const HOSTILE: &str =
+    "x]]><script>&\u{1b}[31m\u{7}\n::add-mask::x\r\n##[error]y\u{202e}\u{fffe}\u{0b}|`@all";
+
+/// A process whose executable has a hostile name; it is ended with the test.
+struct HostileProcess(Child);
+
+impl HostileProcess {
+    fn start(node: &Node) -> Self {
+        let path = node.out.path(&HOSTILE.replace('/', "_"));
+        std::fs::copy("/bin/sleep", &path).expect("sleep can be copied");
+        Self(Command::new(path).arg("600").spawn().expect("sleep starts"))
+    }
+}
+
+impl Drop for HostileProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn hostile_names_and_messages_are_well_formed_in_every_report() {
+    let first = Node::healthy("h200x1");
+    let process = HostileProcess::start(&first);
+    let change = format!(
+        "processes.hostile={{gpu: 0, pid: {}, memory: 1GiB}}",
+        process.0.id()
+    );
+    let node = Node::with("h200x1", &[], &[&change]);
+    let message = |xid: &str, ending: &[u8]| {
+        let start = format!("NVRM: Xid (PCI:0000:00:06): {xid}, pid=7, name=");
+        [start.as_bytes(), ending].concat()
+    };
+    // The kernel escapes what is not printable, other sources of a log do not.
+    let raw = message("48", HOSTILE.replace(['\n', '\r'], " ").as_bytes());
+    let escaped = message(
+        "64",
+        br"x]]>\x1b[31m\x00\x0a::error::z\x0a##[group]\xff\xfe",
+    );
+    let broken = message("74", b"\xff\xfe\xc3\x28 ]]\xff>");
+    node.append_to_kernel_log(&[&raw, &escaped, &broken]);
+
+    let mut command = node.run_command(&["--level", "quick", "--github", "--verbose"]);
+    for (option, name) in [
+        ("--junit", "r.xml"),
+        ("--markdown", "r.md"),
+        ("--html", "r.html"),
+        ("--metrics", "r.prom"),
+    ] {
+        command.arg(option).arg(node.out.path(name));
+    }
+    command.env("GITHUB_STEP_SUMMARY", node.out.path("summary.md"));
+    let ran = node.finish(&mut command);
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert_eq!(
+        ran.report.not_green(),
+        set(&["foreign_processes: warn", "kernel_log_xid: fail"])
+    );
+    for check in ["foreign_processes", "kernel_log_xid"] {
+        let finding = ran.report.finding(check).to_string();
+        assert!(
+            finding.contains("x]]>"),
+            "the hostile text got there: {finding}"
+        );
+    }
+
+    assert_junit_counts_as_the_report(&node.out.read("r.xml"), &ran);
+    for name in ["r.xml", "r.md", "r.html", "r.prom", "summary.md"] {
+        let text = node.out.read(name);
+        let control = text
+            .chars()
+            .find(|it| it.is_control() && !['\n', '\t'].contains(it));
+        assert_eq!(control, None, "{name} holds a control character");
+        assert!(
+            !text.contains('\u{202e}'),
+            "{name} changes the direction of writing"
+        );
+        assert!(
+            !text.lines().any(|it| it.starts_with("::")),
+            "{name} holds a command"
+        );
+    }
+    assert!(
+        !node.out.read("r.html").contains("<script>&"),
+        "HTML is escaped"
+    );
+    assert!(
+        !node.out.read("r.md").contains("<script>"),
+        "Markdown is escaped"
+    );
+    let control = ran.stdout.chars().find(|it| it.is_control() && *it != '\n');
+    assert_eq!(
+        control, None,
+        "a terminal would act on it: {:?}",
+        ran.stdout
+    );
+    let errors = ran.stdout.lines().filter(|it| it.starts_with("::error "));
+    assert_eq!(errors.count(), 1, "one check failed: {}", ran.stdout);
+    for line in ran.stdout.lines() {
+        let ours = ["::error ", "::warning ", "::notice "];
+        assert!(
+            !line.starts_with("::") || ours.iter().any(|it| line.starts_with(it)),
+            "{line}"
+        );
+        assert!(!line.contains("##["), "{line}");
+    }
+}
+
+/// As a strict reader counts, which refuses what XML 1.0 does not allow.
+fn assert_junit_counts_as_the_report(junit: &str, ran: &Ran) {
+    let illegal = junit.chars().find(|it| {
+        !matches!(it, '\t' | '\n' | '\r' | '\u{20}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
+    });
+    assert_eq!(illegal, None, "XML 1.0 has no such character");
+    let document = roxmltree::Document::parse(junit).expect("well-formed");
+    let count = |tag: &str| {
+        document
+            .descendants()
+            .filter(|it| it.has_tag_name(tag))
+            .count() as u64
+    };
+    let counts = &ran.report.0["counts"];
+    for (tag, verdict) in [("failure", "fail"), ("error", "error"), ("skipped", "skip")] {
+        assert_eq!(counts[verdict], count(tag), "{tag}");
+    }
+    assert_eq!(count("testcase"), ran.report.findings().len() as u64);
+}

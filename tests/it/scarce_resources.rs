@@ -1,0 +1,69 @@
+//! A process that gets less from its machine than it needs: what it could not look at is an error, never a pass nor a fail.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::node::{Node, Ran, Scratch, in_place_of};
+
+/// `command`, started by a shell after `preparation`.
+fn behind_shell(command: &Command, preparation: &str) -> Command {
+    let mut shell = in_place_of(command, "sh");
+    shell.args(["-c", &format!("{preparation} && exec \"$@\""), "sh"]);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell
+}
+
+#[test]
+fn too_few_open_files_are_errors_and_nothing_else() {
+    let node = Node::healthy("h200x8");
+    let healthy = node.run(&["--level", "standard"]);
+    assert_eq!(healthy.code, 0, "{}", healthy.stdout);
+    let mut codes = Vec::new();
+    for open_files in (7..40).step_by(4) {
+        let run = node.run_command(&["--level", "standard"]);
+        let mut command = behind_shell(&run, &format!("ulimit -n {open_files}"));
+        // Where the report could not be opened either, it is on stdout.
+        let output = command.output().expect("sh starts");
+        let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+        let code = output.status.code().expect("it was not killed");
+        let written = match stdout.split_once("----- JSON report for ") {
+            Some((_, after)) => after.split_once('\n').expect("a line").1.to_owned(),
+            None => node.out.read("report.json"),
+        };
+        let report: Value = serde_json::from_str(&written).expect("JSON");
+        assert_eq!(report["exit_code"], code);
+        codes.push(code);
+        for finding in report["findings"].as_array().expect("findings") {
+            let verdict = finding["verdict"].as_str().expect("text");
+            // Without its UUID a GPU is another subject, so that the check alone is compared.
+            let check = finding["check"].as_str().expect("text");
+            let mut usual = healthy.report.of_check(check).map(|it| &it["verdict"]);
+            let is_usual = usual.any(|it| it == verdict);
+            let is_trouble = check == "nvml_library" && verdict == "warn";
+            assert!(
+                is_usual || is_trouble || ["error", "skip"].contains(&verdict),
+                "{open_files} open files: {finding}"
+            );
+        }
+    }
+    assert!(codes.iter().all(|code| [0, 2].contains(code)), "{codes:?}");
+    assert_eq!(codes[0], 2, "seven open files are not enough");
+}
+
+#[test]
+fn neither_a_working_folder_nor_standard_streams_are_needed() {
+    let node = Node::healthy("h200x1");
+    let gone = Scratch::new();
+    let folder = gone.path("gone");
+    for preparation in [
+        format!("mkdir '{0}' && cd '{0}' && rmdir '{0}'", folder.display()),
+        "exec <&- >&- 2>&-".to_owned(),
+    ] {
+        let _ = std::fs::remove_file(node.out.path("report.json"));
+        let run = node.run_command(&["--level", "standard"]);
+        let ran: Ran = node.finish(&mut behind_shell(&run, &preparation));
+        assert_eq!(ran.code, 0, "{preparation}: {}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.report.finding("cuda_kernel")["verdict"], "pass");
+    }
+}

@@ -1,0 +1,376 @@
+//! Runs and probes that are stopped or killed from outside, and runs side by side.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::node::{Node, Ran, Report, said, set, texts, validator};
+
+const NVML_HANGS: &str = "nvml.hang=[nvmlDeviceGetTemperature]";
+const CUDA_HANGS: &str = "cuda.hang=[cuInit]";
+const KERNEL_HANGS: &str = "cuda.hang=[cuCtxSynchronize, cuStreamSynchronize, cuEventSynchronize]";
+
+/// A run in the background that is stuck in a driver call.
+struct Running<'node> {
+    node: &'node Node,
+    child: Option<Child>,
+}
+
+impl<'node> Running<'node> {
+    /// Starts a run and waits until its reports are those after `stage`, and a worker for `task` is there.
+    fn start(node: &'node Node, stage: &str, task: &str) -> Self {
+        // Where CUDA does not start in the probe, each GPU's kernel would be tried all the same, and hang again.
+        let level = if task == "cuda" { "quick" } else { "standard" };
+        let child = node
+            .run_command(&["--level", level, "--junit"])
+            .arg(node.out.path("report.xml"))
+            .arg("--facts")
+            .arg(node.out.path("facts.json"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let running = Self {
+            node,
+            child: Some(child.expect("the validator starts")),
+        };
+        let reached = format!("the run did not get beyond its stage {stage}");
+        eventually(
+            &format!("the end of stage {stage}, and worker {task}"),
+            || {
+                let report = std::fs::read_to_string(node.out.path("report.json"));
+                let report: Option<Value> =
+                    report.ok().and_then(|it| serde_json::from_str(&it).ok());
+                report.is_some_and(|it| it["incomplete"] == reached)
+                    && workers_of(running.pid()).iter().any(|it| it.task == task)
+            },
+        );
+        // From its start to the call in which it is stuck, a worker takes milliseconds.
+        std::thread::sleep(Duration::from_millis(500));
+        running
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it was not waited for").id()
+    }
+
+    fn worker(&self, task: &str) -> Worker {
+        let mut workers = workers_of(self.pid()).into_iter();
+        let worker = workers.find(|it| it.task == task);
+        worker.unwrap_or_else(|| panic!("no worker {task}"))
+    }
+
+    /// Waits for the end; the report must be that of a run that ended by itself.
+    fn end(mut self) -> Ran {
+        let started = Instant::now();
+        let child = self.child.take().expect("it was not waited for");
+        let output = child.wait_with_output().expect("it can be waited for");
+        let took = started.elapsed();
+        Ran::ended(texts(output), took, &self.node.out.read("report.json"))
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A `gpu-validator worker …`.
+#[derive(Debug)]
+struct Worker {
+    pid: u32,
+    task: String,
+}
+
+impl Worker {
+    fn is_gone(&self) -> bool {
+        // A zombie runs no more; who reaps it, when its parent was killed, is not the validator's to say.
+        arguments(self.pid).is_empty()
+    }
+}
+
+fn arguments(pid: u32) -> Vec<String> {
+    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.split_terminator('\0').map(str::to_owned).collect()
+}
+
+fn workers_of(parent: u32) -> Vec<Worker> {
+    let processes = std::fs::read_dir("/proc").expect("/proc is mounted");
+    let pids = processes.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_child = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in parentheses may hold anything; state and parent follow the last of them.
+        let parent_of = stat
+            .rsplit_once(") ")
+            .and_then(|(_, it)| it.split(' ').nth(1));
+        parent_of == Some(parent.to_string().as_str())
+    };
+    let workers = pids.filter(is_child).filter_map(|pid| {
+        let arguments = arguments(pid);
+        let at = arguments.iter().position(|it| it == "worker")?;
+        let task = arguments.get(at + 1)?.clone();
+        Some(Worker { pid, task })
+    });
+    workers.collect()
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill")
+        .args(["-s", name, &pid.to_string()])
+        .status();
+    assert!(sent.is_ok_and(|it| it.success()), "kill -s {name} {pid}");
+}
+
+fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited 20 s for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_signal_ends_a_run_that_is_stuck_in_the_driver_with_reports_that_say_so() {
+    let cases = [
+        ("INT", "signal 2 (SIGINT)", NVML_HANGS, "host", "nvml"),
+        ("TERM", "signal 15 (SIGTERM)", NVML_HANGS, "host", "nvml"),
+        ("TERM", "signal 15 (SIGTERM)", CUDA_HANGS, "host", "cuda"),
+        (
+            "INT",
+            "signal 2 (SIGINT)",
+            KERNEL_HANGS,
+            "gpu",
+            "cuda-kernel",
+        ),
+    ];
+    for (name, reason, change, stage, task) in cases {
+        let node = Node::with("h200x1", &[], &[change]);
+        let running = Running::start(&node, stage, task);
+        let workers = workers_of(running.pid());
+        signal(running.pid(), name);
+        let ran = running.end();
+        let case = format!("{name} in {task}: {}", ran.stdout);
+        assert!(ran.took < Duration::from_secs(2), "{:?}, {case}", ran.took);
+        assert_eq!(ran.code, 2, "{case}");
+        assert_eq!(ran.report.0["incomplete"], reason, "{case}");
+        assert!(
+            ran.stdout.contains(&format!("INCOMPLETE: {reason}")),
+            "{case}"
+        );
+        let junit = node.out.read("report.xml");
+        assert!(
+            junit.contains("INCOMPLETE host") && junit.ends_with("</testsuites>\n"),
+            "{case}"
+        );
+        assert_eq!(
+            ran.report.finding("run_complete")["verdict"],
+            "error",
+            "{case}"
+        );
+        assert_ne!(
+            ran.report.finding("cuda_kernel")["verdict"],
+            "pass",
+            "{case}"
+        );
+        // What was seen before it stopped is still there.
+        assert_eq!(
+            ran.report.finding("kernel_module_loaded")["verdict"],
+            "pass",
+            "{case}"
+        );
+        for worker in workers {
+            assert!(worker.is_gone(), "{worker:?} is left, {case}");
+        }
+    }
+}
+
+#[test]
+fn a_collection_that_is_stopped_writes_facts_that_never_pass() {
+    let node = Node::with("h200x1", &[], &[NVML_HANGS]);
+    let facts = node.out.path("facts.json");
+    let mut collect = node.validator();
+    collect.args(["collect", "--sysroot"]).arg(node.sysroot());
+    collect.arg("-o").arg(&facts);
+    let child = collect
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child = child.expect("the validator starts");
+    eventually("the NVML worker", || {
+        workers_of(child.id()).iter().any(|it| it.task == "nvml")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let workers = workers_of(child.id());
+    signal(child.id(), "TERM");
+    let started = Instant::now();
+    let (code, _, stderr) = texts(child.wait_with_output().expect("it can be waited for"));
+    assert!(
+        started.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(code, 2);
+    assert!(
+        stderr.contains("not complete: signal 15 (SIGTERM)"),
+        "{stderr}"
+    );
+    assert!(workers.iter().all(Worker::is_gone), "{workers:?}");
+    let mut judge = validator();
+    judge.arg("judge").arg(&facts);
+    let (code, stdout, _) = said(&mut judge);
+    assert_eq!(code, 2, "{stdout}");
+    assert!(
+        stdout.contains("INCOMPLETE: signal 15 (SIGTERM)"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn a_killed_run_leaves_no_worker_and_no_report_that_passes() {
+    for (name, change, stage, task) in [
+        ("h200x8", NVML_HANGS, "host", "nvml"),
+        ("h200x8", KERNEL_HANGS, "gpu", "cuda-kernel"),
+    ] {
+        let node = Node::with(name, &[], &[change]);
+        let mut running = Running::start(&node, stage, task);
+        let workers = workers_of(running.pid());
+        assert!(!workers.is_empty());
+        signal(running.pid(), "KILL");
+        let mut child = running.child.take().expect("it was not waited for");
+        child.wait().expect("it can be waited for");
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while !workers.iter().all(Worker::is_gone) {
+            assert!(
+                Instant::now() < deadline,
+                "left after a second: {workers:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+        assert_eq!(report["verdict"], "not_judged", "{task}");
+        assert_eq!(report["exit_code"], 2, "{task}");
+        assert!(
+            node.out.read("report.xml").contains("INCOMPLETE host"),
+            "{task}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_nvml_worker_costs_the_call_that_it_was_in() {
+    let node = Node::with("h200x1", &[], &[NVML_HANGS]);
+    let running = Running::start(&node, "host", "nvml");
+    signal(running.worker("nvml").pid, "KILL");
+    let ran = running.end();
+    assert!(ran.took < Duration::from_secs(4), "{:?}", ran.took);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let expected = [
+        "gpu_reachable: error",
+        "nvml_library: warn",
+        "temperature: error",
+    ];
+    assert_eq!(ran.report.not_green(), set(&expected));
+    let finding = ran.report.finding("nvml_library");
+    assert!(
+        finding["summary"].to_string().contains("signal 9"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn a_killed_cuda_worker_is_reported_and_the_run_ends() {
+    let node = Node::with("h200x1", &[], &[CUDA_HANGS]);
+    let running = Running::start(&node, "host", "cuda");
+    signal(running.worker("cuda").pid, "KILL");
+    let ran = running.end();
+    assert!(ran.took < Duration::from_secs(4), "{:?}", ran.took);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let finding = ran.report.finding("cuda_driver_library");
+    assert_eq!(finding["verdict"], "error");
+    assert!(
+        finding["summary"]
+            .to_string()
+            .contains("signal 9 in cuInit"),
+        "{finding}"
+    );
+    assert_eq!(ran.report.finding("temperature")["verdict"], "pass");
+}
+
+#[test]
+fn a_killed_kernel_worker_is_an_error_on_its_gpu_only() {
+    let node = Node::with("h200x8", &[], &[KERNEL_HANGS]);
+    let running = Running::start(&node, "gpu", "cuda-kernel");
+    let workers = workers_of(running.pid());
+    let kernels = workers.iter().filter(|it| it.task == "cuda-kernel");
+    assert!(
+        kernels.clone().count() > 1,
+        "GPUs work at the same time: {workers:?}"
+    );
+    for worker in kernels {
+        signal(worker.pid, "KILL");
+    }
+    let ran = running.end();
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(ran.report.not_green(), set(&["cuda_kernel: error"]));
+    for finding in ran.report.of_check("cuda_kernel") {
+        assert_eq!(finding["verdict"], "error");
+        assert!(
+            finding["summary"].to_string().contains("signal 9"),
+            "{finding}"
+        );
+    }
+}
+
+#[test]
+fn two_runs_at_once_are_both_right() {
+    for (node, codes) in [
+        (Node::healthy("h200x8"), 0),
+        (Node::with_fault("h200x8", "xid-79"), 1),
+    ] {
+        let expected = node.run(&["--level", "standard"]).report;
+        let start = |number: usize| {
+            let mut command = node.validator();
+            command.args(["run", "--sysroot"]).arg(node.sysroot());
+            // One file is each run's own, the other is of both.
+            command
+                .arg("--json")
+                .arg(node.out.path(&format!("{number}.json")));
+            command.arg("--junit").arg(node.out.path("both.xml"));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().expect("the validator starts")
+        };
+        let running: Vec<Child> = (0..3).map(start).collect();
+        for (number, child) in running.into_iter().enumerate() {
+            let output = child.wait_with_output().expect("it can be waited for");
+            let report = node.out.read(&format!("{number}.json"));
+            let ran = Ran::ended(texts(output), Duration::ZERO, &report);
+            assert_eq!(ran.code, codes, "{}", ran.stdout);
+            assert_eq!(
+                verdicts_but_processes(&ran.report),
+                verdicts_but_processes(&expected)
+            );
+        }
+        let junit = node.out.read("both.xml");
+        roxmltree::Document::parse(&junit).expect("one whole report");
+        let names = std::fs::read_dir(node.out.path("")).expect("listed");
+        let left = names.filter(|it| {
+            let name = it.as_ref().expect("an entry").file_name();
+            name.to_string_lossy().ends_with(".tmp")
+        });
+        assert_eq!(left.count(), 0, "temporary files are left");
+    }
+}
+
+/// To each run, the kernels of the others are processes of others on the GPU.
+fn verdicts_but_processes(report: &Report) -> Vec<(String, String, String)> {
+    let verdicts = report.verdicts().into_iter();
+    verdicts
+        .filter(|((check, _), _)| !["foreign_processes", "idle_memory"].contains(&check.as_str()))
+        .map(|((check, subject), verdict)| (check, subject, verdict))
+        .collect()
+}
