@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::host::Sysroot;
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
 use crate::level::Level;
@@ -48,6 +49,9 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
     outcome.cuda.first_gpu_only = first_gpu_only;
     for (name, value) in std::mem::take(&mut told.fields) {
         take_field(&mut outcome.cuda, &name, value);
+    }
+    if let Reading::Value(path) = &mut outcome.cuda.library {
+        *path = Sysroot::new(options.sysroot.clone()).inside(path);
     }
     if told.end != ConversationEnd::Finished {
         outcome.cuda.probe_trouble.push(told.reason());
