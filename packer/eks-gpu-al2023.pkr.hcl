@@ -201,6 +201,8 @@ source "amazon-ebs" "eks_gpu_al2023" {
   launch_block_device_mappings {
     device_name           = "/dev/xvda"
     volume_type           = "gp3"
+    iops                  = 3000
+    throughput            = 125
     volume_size           = var.root_volume_gib
     encrypted             = true
     kms_key_id            = var.kms_key_id
