@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs NVIDIA's driver on Amazon Linux 2023 for the running kernel, and holds both at their versions.
+# GPU_FAMILY, NVIDIA_DRIVER_VERSION, NVIDIA_KERNEL_MODULE (open or proprietary) and FABRIC_MANAGER (true or false) come
+# from the template.
+set -euo pipefail
+
+: "${GPU_FAMILY:?}" "${NVIDIA_DRIVER_VERSION:?}" "${NVIDIA_KERNEL_MODULE:?}" "${FABRIC_MANAGER:?}"
+
+running_kernel=$(uname --kernel-release)
+driver_branch=${NVIDIA_DRIVER_VERSION%%.*}
+
+# Amazon's kernel 6.1 is the package `kernel`; later series carry theirs in the name, such as `kernel6.12`.
+kernel_series=$(cut --delimiter=. --fields=1,2 <<<"$running_kernel")
+case "$kernel_series" in
+  6.1) kernel_package=kernel ;;
+  *) kernel_package=kernel$kernel_series ;;
+esac
+
+# The modules are built for the kernel that runs now; one that is newer at the first boot would have none.
+dnf --assumeyes install dnf-plugins-core dkms "$kernel_package-devel-$running_kernel"
+dnf versionlock add 'kernel*'
+
+dnf config-manager --add-repo https://developer.download.nvidia.com/compute/cuda/repos/amzn2023/x86_64/cuda-amzn2023.repo
+dnf config-manager --save --setopt='cuda-amzn2023*.gpgcheck=1'
+
+# Without module_hotfixes dnf sees the packages of one module stream alone, which need not hold the version asked for.
+install_nvidia() {
+  dnf --assumeyes --setopt='cuda-amzn2023*.module_hotfixes=true' install "$@"
+}
+
+case "$NVIDIA_KERNEL_MODULE" in
+  open) kernel_module_package=kmod-nvidia-open-dkms ;;
+  proprietary) kernel_module_package=kmod-nvidia-latest-dkms ;;
+  *)
+    echo "the kernel module is '$NVIDIA_KERNEL_MODULE'; it must be open or proprietary" >&2
+    exit 1
+    ;;
+esac
+packages=(
+  "$kernel_module_package-$NVIDIA_DRIVER_VERSION"
+  "nvidia-driver-cuda-$NVIDIA_DRIVER_VERSION"
+  "nvidia-persistenced-$NVIDIA_DRIVER_VERSION"
+)
+if [ "$FABRIC_MANAGER" = true ]; then
+  # The package lost a dash with branch 580.
+  if [ "$driver_branch" -ge 580 ]; then
+    packages+=("nvidia-fabricmanager-$NVIDIA_DRIVER_VERSION")
+  else
+    packages+=("nvidia-fabric-manager-$NVIDIA_DRIVER_VERSION")
+  fi
+fi
+if [ "$GPU_FAMILY" = p6-b200 ]; then
+  # Switches of the fourth generation are managed through InfiniBand: Fabric Manager User Guide, "Systems Using Fourth
+  # Generation NVSwitches".
+  packages+=(nvlsm libibumad infiniband-diags)
+  echo ib_umad >/etc/modules-load.d/ib_umad.conf
+fi
+install_nvidia "${packages[@]}"
+dnf versionlock add '*nvidia*'
+
+if [ "$NVIDIA_KERNEL_MODULE" = proprietary ]; then
+  case "$GPU_FAMILY" in
+    # As in the EKS images: awslabs/amazon-eks-ami#1523.
+    g4dn | g5) echo 'options nvidia NVreg_EnableGpuFirmware=0' >/etc/modprobe.d/nvidia-gsp-firmware.conf ;;
+  esac
+fi
+printf '%s\n' nvidia nvidia_uvm >/etc/modules-load.d/nvidia.conf
+
+# A module that is not built for this kernel, or that does not load, must end the build here and not at a node's boot.
+built_modules=$(dkms status -k "$running_kernel")
+if [[ "$built_modules" != *": installed"* ]]; then
+  echo "dkms built no module for kernel $running_kernel: ${built_modules:-nothing is built}" >&2
+  exit 1
+fi
+modprobe nvidia
+modprobe nvidia_uvm
+
+systemctl enable --now nvidia-persistenced.service
+if [ "$FABRIC_MANAGER" = true ]; then
+  systemctl enable nvidia-fabricmanager.service
+  # Sizes with a single GPU (p5.4xlarge) have no switches; what the service makes of that is for the validation to judge.
+  systemctl start nvidia-fabricmanager.service || systemctl --no-pager status nvidia-fabricmanager.service || true
+fi
+nvidia-smi
