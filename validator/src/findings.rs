@@ -240,7 +240,7 @@ pub struct Run {
     /// Name of the profile that was applied: its file's path as given, or `built-in` when none was.
     pub profile: String,
     pub level: crate::level::Level,
-    /// Host first, then GPU by GPU; within a subject in the order of [`crate::checks::all`].
+    /// Host first, then GPU by GPU; within a subject in the order in which `checks/mod.rs` lists the checks.
     pub findings: Vec<Finding>,
     /// Why the run is not complete (a signal, a stage still to come), if it is not.
     pub incomplete: Option<String>,

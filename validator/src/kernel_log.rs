@@ -95,7 +95,8 @@ pub struct TimedEvent {
 /// Whether a record belongs in the facts.
 pub fn is_relevant(text: &str) -> bool {
     // The module's greeting names a version and no trouble; everything else that NVRM says may be one.
-    let nvrm = text.contains("NVRM:") && !text.contains("NVRM: loading NVIDIA");
+    let greeting = text.contains("NVRM: loading NVIDIA") && parse(text).is_none();
+    let nvrm = text.contains("NVRM:") && !greeting;
     nvrm || text.contains("SXid")
         || text.contains("nvidia-nvswitch")
         || contains_ignoring_case(text, "nouveau")

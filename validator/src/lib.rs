@@ -6,8 +6,8 @@
 //!
 //! - [`probe`] is the only part that looks at the world; it fills [`facts`], one plain value.
 //! - load works the GPUs; what it saw is facts too.
-//! - [`checks`] are pure: facts and [`profile`] in, [`findings`] out.
-//! - reports are pure: a [`findings::Run`] in, text out.
+//! - checks are pure: facts and [`profile`] in, [`findings`] out; see [`judge`].
+//! - [`report`]s are pure: a [`findings::Run`] in, text out.
 
 #[deny(clippy::disallowed_methods)]
 mod check;

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     /// How thoroughly the machine is judged
     #[arg(long, value_parser = ["quick", "standard", "extended"], value_name = "quick|standard|extended")]
     level: Option<String>,
-    /// Folder for the reports [default: target/validation/<UTC time>]
+    /// Folder for the reports [default: one named by the time, in UTC, below target/validation]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Run the validator as root through `sudo -n`, which must not ask for a password

@@ -1,6 +1,6 @@
 //! What a node must be: the profile, as written by a person and after `extends` was resolved.
 //!
-//! Everything is optional. What a profile leaves open is derived by [`crate::expect`] from the EC2 instance type, from
+//! Everything is optional. What a profile leaves open is derived by `expect.rs` from the EC2 instance type, from
 //! the GPU model, and from the machine's own consistency. An empty file expects nothing.
 
 mod contradictions;

@@ -25,7 +25,7 @@ pub(crate) fn key(status: ExitStatus) -> &'static str {
     }
 }
 
-/// What the verdict means, as the end of a sentence that [`word`] begins.
+/// What the verdict means, as the end of a sentence that `word` begins.
 pub fn sentence(run: &Run) -> String {
     let counts = run.counts();
     let named = |verdict| named_checks(&run.findings, verdict);

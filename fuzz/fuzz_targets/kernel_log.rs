@@ -1,0 +1,23 @@
+//! The kernel log: anything may stand in it, process names of users included.
+//!
+//! `cargo +nightly fuzz run kernel_log -- -timeout=5 -rss_limit_mb=512`
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use validator::facts::KernelLogRecord;
+use validator::kernel_log::{events, is_flood, is_relevant, parse};
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    let mut records = Vec::new();
+    for line in text.lines() {
+        // What says something about a GPU must never be left out of the facts as irrelevant.
+        if parse(line).is_some() {
+            assert!(is_relevant(line), "{line:?} is an event and would not be kept");
+        }
+        let _ = is_flood(line);
+        records.push(KernelLogRecord { age_s: Some(1.0), text: line.to_owned() });
+    }
+    assert!(events(&records).len() <= records.len());
+});
