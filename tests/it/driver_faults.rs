@@ -276,7 +276,7 @@ fn a_kernel_log_that_cannot_be_read_is_an_error_with_its_remedy() {
 
 /// What cannot be opened, although it is there, is neither absent nor empty.
 #[test]
-fn host_folders_that_cannot_be_opened_are_errors_and_fail_nothing() {
+fn host_files_that_cannot_be_opened_are_errors_and_fail_nothing() {
     for (folder, checks) in [
         ("proc/driver/nvidia/gpus", &["device_nodes: error"][..]),
         (
@@ -284,6 +284,8 @@ fn host_folders_that_cannot_be_opened_are_errors_and_fail_nothing() {
             &["fabric_manager: error", "persistence_daemon: error"],
         ),
         ("sys/bus/pci/devices", &["gpu_count: error"]),
+        // What it says is what tells how many GPUs there should be.
+        ("sys/class/dmi/id/sys_vendor", &["gpu_count: error"]),
         ("sys/module", &["kernel_module_loaded: error"]),
         ("dev", &["device_nodes: error"]),
     ] {
