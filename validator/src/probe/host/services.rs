@@ -45,9 +45,7 @@ pub(super) fn services(
     nvidia
         .chain(others)
         .map(|name| {
-            let state = if !has_systemd {
-                state_by_process(root, &name)
-            } else {
+            let state = if has_systemd {
                 match unit_state(root, &name) {
                     state if state.installed && !groups_are_shown => Reading::NotRead(
                         "whether it runs cannot be told: /sys/fs/cgroup shows no services"
@@ -55,6 +53,8 @@ pub(super) fn services(
                     ),
                     state => Reading::Value(state),
                 }
+            } else {
+                state_by_process(root, &name)
             };
             (name, state)
         })
