@@ -273,3 +273,33 @@ fn a_kernel_log_that_cannot_be_read_is_an_error_with_its_remedy() {
         "{finding}"
     );
 }
+
+/// What cannot be opened, although it is there, is neither absent nor empty.
+#[test]
+fn host_files_that_cannot_be_opened_are_errors_and_fail_nothing() {
+    for (folder, checks) in [
+        ("proc/driver/nvidia/gpus", &["device_nodes: error"][..]),
+        (
+            "sys/fs/cgroup/system.slice",
+            &["fabric_manager: error", "persistence_daemon: error"],
+        ),
+        ("sys/bus/pci/devices", &["gpu_count: error"]),
+        // What it says is what tells how many GPUs there should be.
+        ("sys/class/dmi/id/sys_vendor", &["gpu_count: error"]),
+        ("sys/module", &["kernel_module_loaded: error"]),
+        ("dev", &["device_nodes: error"]),
+    ] {
+        let node = Node::healthy("p5.48xlarge");
+        let path = node.sysroot().join(folder);
+        std::fs::rename(&path, node.out.path("aside")).expect("moved");
+        std::os::unix::fs::symlink(path.file_name().expect("a name"), &path)
+            .expect("a link to itself");
+        let ran = node.run(&["--level", "quick"]);
+        let not_green = ran.report.not_green();
+        assert_eq!(ran.code, 2, "{folder}: {not_green:?}");
+        assert!(
+            not_green.is_superset(&set(checks)),
+            "{folder}: {not_green:?}"
+        );
+    }
+}

@@ -386,7 +386,7 @@ fn a_reading_that_is_taken_out_never_passes() {
 
 /// What may be missing without a profile that speaks of it. They are listed so that a check which stops to read a value, or
 /// passes without it, is seen.
-const READINGS_THAT_MAY_BE_MISSING: [&str; 19] = [
+const READINGS_THAT_MAY_BE_MISSING: [&str; 18] = [
     "gpus.0.board_part_number",
     "gpus.0.inforom_image_version",
     // The GPU is not in MIG mode.
@@ -399,8 +399,6 @@ const READINGS_THAT_MAY_BE_MISSING: [&str; 19] = [
     // Taken for a GPU of its own, not a vGPU, of which less would be expected.
     "gpus.0.virtualization_mode",
     "host.container_runtime",
-    // Machines without DMI tables are no EC2 instances; then nothing but a profile says how many GPUs there should be.
-    "host.ec2",
     // What runs on the GPUs is told by NVML.
     "host.gsp_firmware_versions",
     "host.hostname",

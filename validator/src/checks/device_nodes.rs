@@ -53,6 +53,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
 
     let gpus = wanted_gpu_nodes(facts, modules, &mut tally);
     if gpus.is_empty() && tally.worst().is_none() {
+        if !facts.gpus.is_empty() {
+            return Ok(Outcome::error(format!(
+                "/proc/driver/nvidia/gpus names no GPU while NVML lists {}, so which nodes they need is not known",
+                facts.gpus.len()
+            )));
+        }
         return Err(machine::reported_by(
             "gpu_count",
             "the driver holds no GPU that would need a device node",
@@ -301,6 +307,14 @@ mod tests {
         if let Reading::Value(modules) = &mut facts.host.kernel_modules {
             modules.nvidia_gpus.clear();
         }
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Error, "NVML lists them");
+        assert!(
+            finding.summary.contains("NVML lists 8"),
+            "{}",
+            finding.summary
+        );
+        facts.gpus.clear();
         assert_eq!(judge(&facts).verdict, Verdict::Skip);
     }
 }

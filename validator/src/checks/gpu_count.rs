@@ -7,9 +7,10 @@
 //! ## How it is judged
 //! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else what the EC2 instance type
 //! has. Each of them must be held by the kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG
-//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text names the first layer that misses each GPU. When nothing is expected and
-//! there is no GPU at all, it could not be judged. In a container only the profile's count, NVML and CUDA are compared:
-//! the bus it sees is the host's.
+//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text names
+//! the first layer that misses each GPU. When nothing is expected and there is no GPU at all, or when the profile says no
+//! count and the instance type of an EC2 instance could not be read, it could not be judged. In a container only the
+//! profile's count, NVML and CUDA are compared: the bus it sees is the host's.
 //!
 //! ## What to do
 //! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU, reboot; if the GPU stays
@@ -90,6 +91,13 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
     }
     if let Some(outcome) = judge_missing(&missing, gpus.len(), facts) {
         return Ok(outcome);
+    }
+    if let (None, Reading::NotRead(reason)) = (&expected, &facts.host.ec2) {
+        return Ok(Outcome::error(format!(
+            "{} in every layer, but how many there should be is not known: the EC2 instance type could not be read: {reason}",
+            counted(gpus.len(), "GPU")
+        ))
+        .remedy("let instance metadata be read, or say in a profile what is expected: gpus: {count: 8}"));
     }
     let layers = "PCI bus, kernel module, NVML";
     judge_cuda(facts, gpus.len(), layers, expected.as_ref())
@@ -573,6 +581,17 @@ mod tests {
             break_one(&mut facts);
             assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
         }
+    }
+
+    #[test]
+    fn errs_when_the_instance_type_was_not_read_and_the_profile_says_no_count() {
+        let mut facts = healthy_node();
+        facts.host.ec2 =
+            Reading::NotRead("the instance metadata service does not answer".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Pass);
+        facts.host.ec2 = Reading::NotSupported;
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
     }
 
     #[test]

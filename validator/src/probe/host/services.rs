@@ -40,11 +40,19 @@ pub(super) fn services(
         .iter()
         .map(|name| name.strip_suffix(".service").unwrap_or(name).to_owned());
     let has_systemd = root.is_folder("/run/systemd/system");
+    // systemd makes the group of all services first of all, so that without it nothing is known of any of them.
+    let groups_are_shown = CONTROL_GROUP_FOLDERS.iter().any(|it| root.is_folder(it));
     nvidia
         .chain(others)
         .map(|name| {
             let state = if has_systemd {
-                Reading::Value(unit_state(root, &name))
+                match unit_state(root, &name) {
+                    state if state.installed && !groups_are_shown => Reading::NotRead(
+                        "whether it runs cannot be told: /sys/fs/cgroup shows no services"
+                            .to_owned(),
+                    ),
+                    state => Reading::Value(state),
+                }
             } else {
                 state_by_process(root, &name)
             };
@@ -191,6 +199,18 @@ mod tests {
             ]);
             assert_eq!(state, Reading::Value(ALL), "{}", group.0);
         }
+    }
+
+    #[test]
+    fn without_control_groups_no_service_is_called_inactive() {
+        let state = persistenced(&[
+            ("/run/systemd/system/x", ""),
+            (
+                "/usr/lib/systemd/system/nvidia-persistenced.service",
+                "[Unit]\n",
+            ),
+        ]);
+        assert!(matches!(state, Reading::NotRead(_)), "{state:?}");
     }
 
     #[test]

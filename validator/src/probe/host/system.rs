@@ -1,6 +1,7 @@
 //! The operating system, the environment, EC2.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::sysroot::{Sysroot, io_reason};
@@ -166,10 +167,12 @@ pub(super) fn ec2(root: &Sysroot, ask_metadata: bool) -> Reading<Ec2Instance> {
     let nitro = dmi("sys_vendor") == "Amazon EC2";
     let xen = dmi("sys_vendor") == "Xen" && dmi("bios_version").ends_with("amazon");
     if !nitro && !xen {
-        if root.exists(DMI) {
-            return Reading::NotSupported;
-        }
-        return Reading::NotRead(format!("no such file: {DMI}"));
+        return match root.text(&format!("{DMI}/sys_vendor")) {
+            // Every EC2 instance has these tables.
+            Ok(_) => Reading::NotSupported,
+            Err(error) if error.kind() == ErrorKind::NotFound => Reading::NotSupported,
+            Err(error) => Reading::NotRead(io_reason(&error, &format!("{DMI}/sys_vendor"))),
+        };
     }
     if root.is_this_machine()
         && ask_metadata
@@ -248,7 +251,9 @@ mod tests {
             ("/sys/class/dmi/id/product_name", "HVM domU\n"),
         ]);
         assert!(matches!(ec2(&xen.1, true), Reading::NotRead(_)));
-        assert!(matches!(ec2(&tree(&[]).1, true), Reading::NotRead(_)));
+        assert_eq!(ec2(&tree(&[]).1, true), Reading::NotSupported);
+        let unreadable = tree(&[("/sys/class/dmi/id/sys_vendor", "->sys_vendor")]);
+        assert!(matches!(ec2(&unreadable.1, true), Reading::NotRead(_)));
     }
 
     /// Answers like the metadata service: a token to PUT, values to GET with that token.
