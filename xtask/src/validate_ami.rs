@@ -210,7 +210,7 @@ fn conclude(
         );
     }
     let code = ending?.exit_code()?;
-    reports.back_up(code)?;
+    reports.back_up(code, arguments.simulate.is_some())?;
     if code == EXIT_CODE_NOT_JUDGED && arguments.simulate.is_none() && reports.found_no_gpu() {
         let target = &arguments.target;
         eprintln!(

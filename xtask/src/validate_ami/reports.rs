@@ -60,7 +60,8 @@ impl Folder {
     }
 
     /// Fails when `code` claims that the machine was judged well and a report that would show it is not there.
-    pub(crate) fn back_up(&self, code: u8) -> anyhow::Result<()> {
+    /// A simulated run must say so, and no other may.
+    pub(crate) fn back_up(&self, code: u8, simulated: bool) -> anyhow::Result<()> {
         let written = self.written();
         let missing: Vec<&str> = REPORTS
             .iter()
@@ -74,9 +75,17 @@ impl Folder {
             );
         }
         if matches!(code, 0 | 4) {
-            let reported = self
-                .json("report.json")
-                .map(|report| report["exit_code"].as_u64());
+            let report = self.json("report.json");
+            if let Ok(report) = &report
+                && report["simulated"].is_string() != simulated
+            {
+                bail!(
+                    "report.json says {} for a run {} --simulate, so this is not a pass",
+                    report["simulated"],
+                    if simulated { "with" } else { "without" }
+                );
+            }
+            let reported = report.map(|report| report["exit_code"].as_u64());
             match reported {
                 Ok(Some(reported)) if reported == u64::from(code) => {}
                 Ok(Some(reported)) => bail!(
