@@ -75,7 +75,7 @@ variable "nvidia_kernel_module" {
 
 variable "nvidia_container_toolkit_version" {
   type        = string
-  description = "Version of NVIDIA's container toolkit; from 1.18.2 on it writes the CDI specification at boot, and waits for the driver."
+  description = "Version of NVIDIA's container toolkit; from 1.18.0 on it writes the CDI specification at boot."
   default     = "1.18.2"
 
   validation {
