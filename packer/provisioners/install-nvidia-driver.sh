@@ -28,6 +28,8 @@ install_nvidia() {
   dnf --assumeyes --setopt='cuda-amzn2023*.module_hotfixes=true' install "$@"
 }
 
+install --directory /etc/modprobe.d /etc/modules-load.d
+
 case "$NVIDIA_KERNEL_MODULE" in
   open) kernel_module_package=kmod-nvidia-open-dkms ;;
   proprietary) kernel_module_package=kmod-nvidia-latest-dkms ;;
