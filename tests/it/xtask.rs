@@ -264,3 +264,32 @@ fn generated_files_are_up_to_date() {
     let output = xtask(&["codegen", "--check"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
+
+#[test]
+fn the_workflows_that_github_reads_are_those_of_the_workflows_folder() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut compared = 0;
+    for entry in root
+        .join("workflows")
+        .read_dir()
+        .expect("workflows")
+        .flatten()
+    {
+        let source = entry.path();
+        if source.extension().is_some_and(|it| it == "yml") {
+            let copy = root.join(".github/workflows").join(entry.file_name());
+            let read = |path: &std::path::Path| {
+                std::fs::read_to_string(path)
+                    .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            };
+            assert!(
+                read(&source) == read(&copy),
+                "{} differs from {}: copy the source over it",
+                copy.display(),
+                source.display()
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 0);
+}
