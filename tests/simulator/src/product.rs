@@ -1,5 +1,10 @@
 //! Matrix products on the CPU, and the memory of products that were computed before.
 
+#![allow(
+    clippy::inline_always,
+    reason = "inner loops are compiled for the instructions of their caller"
+)]
+
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
@@ -171,7 +176,6 @@ fn tile_with_fma<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
     tile_of_any_processor(left, right, chunk)
 }
 
-/// Inlined, so that it is compiled for the instructions of its caller.
 #[inline(always)]
 fn tile_of_any_processor<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
     left: &[[T; TILE_ROWS]],

@@ -72,7 +72,9 @@ impl<'launch> Factors<'launch> {
         self.matrix.chunks_exact(row_bytes).map(move |row| {
             let mut values = kind.values(row);
             if absolute {
-                values.iter_mut().for_each(|it| *it = it.abs());
+                for it in &mut values {
+                    *it = it.abs();
+                }
             }
             values
         })

@@ -172,7 +172,7 @@ fn operand_bits(kind: Element, mode: u32, w: u64) -> u64 {
 
 /// From 0 to `count` - 1, from the upper half of the word.
 fn small_integer(w: u64, count: u64) -> i32 {
-    i32::try_from((w >> 32) * count >> 32).unwrap_or(0)
+    i32::try_from(((w >> 32) * count) >> 32).unwrap_or(0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "small integers")]

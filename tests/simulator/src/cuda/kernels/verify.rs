@@ -240,10 +240,10 @@ pub(super) fn elements(launch: &Launch<'_>) -> Outcome<Done> {
     let address = |place| unsafe { launch.parameter::<u64>(place) };
     // SAFETY: as above.
     let number = |place| unsafe { launch.parameter::<u32>(place).map(|it| it as usize) };
-    let (pitch, row0, rows) = (number(2)?, number(3)?, number(4)?);
-    let (word0, words, kind) = (number(5)?, number(6)?, number(7)?);
+    let (pitch, first_row, rows) = (number(2)?, number(3)?, number(4)?);
+    let (first_word, words, kind) = (number(5)?, number(6)?, number(7)?);
     let (tile_sm, tile_rows, tile_words) = (address(8)?, number(9)?.max(1), number(10)?.max(1));
-    if launch.threads_per_block() != THREADS || word0 + words > pitch {
+    if launch.threads_per_block() != THREADS || first_word + words > pitch {
         return Err(INVALID_VALUE);
     }
     let mut report = Report::at(
@@ -254,8 +254,8 @@ pub(super) fn elements(launch: &Launch<'_>) -> Outcome<Done> {
     // SAFETY: both results are only read, and any bits are words.
     let (result, reference) = unsafe {
         (
-            launch.device_read::<u32>(address(0)?, (row0 + rows) * pitch)?,
-            launch.device_read::<u32>(address(1)?, (row0 + rows) * pitch)?,
+            launch.device_read::<u32>(address(0)?, (first_row + rows) * pitch)?,
+            launch.device_read::<u32>(address(1)?, (first_row + rows) * pitch)?,
         )
     };
     let kind = u32::try_from(kind).unwrap_or(0);
@@ -266,8 +266,8 @@ pub(super) fn elements(launch: &Launch<'_>) -> Outcome<Done> {
             .rev()
             .fold(0u64, |bits, word| bits << 32 | u64::from(*word))
     };
-    for row in row0..row0 + rows {
-        for word in (word0..word0 + words).step_by(size) {
+    for row in first_row..first_row + rows {
+        for word in (first_word..first_word + words).step_by(size) {
             let place = row * pitch + word;
             let (got, expected) = (
                 &result[place..place + size],
@@ -296,7 +296,7 @@ pub(super) fn elements(launch: &Launch<'_>) -> Outcome<Done> {
     })
 }
 
-/// The kind of words that results of these operands have.
+/// 32-bit words of an element of the result of such operands.
 pub(super) fn words_of_element(operand: Element) -> usize {
     if operand == Element::F64 { 2 } else { 1 }
 }
