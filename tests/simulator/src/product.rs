@@ -1,8 +1,9 @@
 //! Matrix products on the CPU, and the memory of products that were computed before.
 
+#![allow(unsafe_code, reason = "instructions that not every x86-64 has")]
 #![allow(
     clippy::inline_always,
-    reason = "inner loops are compiled for the instructions of their caller"
+    reason = "one instruction of the innermost loop each"
 )]
 
 use std::collections::VecDeque;
@@ -15,21 +16,97 @@ const TILE_ROWS: usize = 6;
 pub(crate) trait Factor: Copy + Default + Send + Sync {
     /// `self * other + sum`, rounded once.
     fn multiply_add(self, other: Self, sum: Self) -> Self;
+
+    /// The sums of one chunk of a tile, in registers.
+    #[cfg(target_arch = "x86_64")]
+    fn sums_with_fma<const TILE_COLUMNS: usize>(
+        left: &[[Self; TILE_ROWS]],
+        right: &[[Self; TILE_COLUMNS]],
+    ) -> Option<Sums<Self, TILE_COLUMNS>>;
 }
 
-impl Factor for f32 {
-    #[inline(always)]
-    fn multiply_add(self, other: Self, sum: Self) -> Self {
-        self.mul_add(other, sum)
-    }
+type Sums<T, const TILE_COLUMNS: usize> = [[T; TILE_COLUMNS]; TILE_ROWS];
+
+macro_rules! factor {
+    ($type:ty, $kernel:ident, $load:ident, $store:ident, $broadcast:ident, $fma:ident, $zero:ident) => {
+        impl Factor for $type {
+            #[inline(always)]
+            fn multiply_add(self, other: Self, sum: Self) -> Self {
+                self.mul_add(other, sum)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            fn sums_with_fma<const TILE_COLUMNS: usize>(
+                left: &[[Self; TILE_ROWS]],
+                right: &[[Self; TILE_COLUMNS]],
+            ) -> Option<Sums<Self, TILE_COLUMNS>> {
+                use std::arch::is_x86_feature_detected;
+                let possible = size_of::<[Self; TILE_COLUMNS]>() == 2 * AVX2_BYTES
+                    && is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma");
+                // SAFETY: the processor has both, and a row of the panel is two registers wide.
+                possible.then(|| unsafe { $kernel(left, right) })
+            }
+        }
+
+        /// # Safety
+        /// `TILE_COLUMNS` elements are 64 bytes.
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn $kernel<const TILE_COLUMNS: usize>(
+            left: &[[$type; TILE_ROWS]],
+            right: &[[$type; TILE_COLUMNS]],
+        ) -> Sums<$type, TILE_COLUMNS> {
+            use std::arch::x86_64::{$broadcast, $fma, $load, $store, $zero};
+            let mut sums = [[$zero(); 2]; TILE_ROWS];
+            for (left, right) in left.iter().zip(right) {
+                // SAFETY: each half of the row is one register long.
+                let halves = unsafe {
+                    [
+                        $load(right.as_ptr()),
+                        $load(right.as_ptr().add(TILE_COLUMNS / 2)),
+                    ]
+                };
+                for row in 0..TILE_ROWS {
+                    let factor = $broadcast(left[row]);
+                    sums[row][0] = $fma(factor, halves[0], sums[row][0]);
+                    sums[row][1] = $fma(factor, halves[1], sums[row][1]);
+                }
+            }
+            let mut stored = [[<$type>::default(); TILE_COLUMNS]; TILE_ROWS];
+            for (stored, sums) in stored.iter_mut().zip(sums) {
+                // SAFETY: as above.
+                unsafe {
+                    $store(stored.as_mut_ptr(), sums[0]);
+                    $store(stored.as_mut_ptr().add(TILE_COLUMNS / 2), sums[1]);
+                }
+            }
+            stored
+        }
+    };
 }
 
-impl Factor for f64 {
-    #[inline(always)]
-    fn multiply_add(self, other: Self, sum: Self) -> Self {
-        self.mul_add(other, sum)
-    }
-}
+#[cfg(target_arch = "x86_64")]
+const AVX2_BYTES: usize = 32;
+
+factor!(
+    f32,
+    sums_of_f32,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_set1_ps,
+    _mm256_fmadd_ps,
+    _mm256_setzero_ps
+);
+factor!(
+    f64,
+    sums_of_f64,
+    _mm256_loadu_pd,
+    _mm256_storeu_pd,
+    _mm256_set1_pd,
+    _mm256_fmadd_pd,
+    _mm256_setzero_pd
+);
 
 /// What the sums of chunks of `T` are added to.
 pub(crate) trait Total<T>: Copy + Default + Send {
@@ -156,49 +233,36 @@ fn tile<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
     left: &[[T; TILE_ROWS]],
     right: &[[T; TILE_COLUMNS]],
     chunk: usize,
-) -> [[S; TILE_COLUMNS]; TILE_ROWS] {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has both.
-        #[allow(unsafe_code, reason = "instructions that not every x86-64 has")]
-        return unsafe { tile_with_fma(left, right, chunk) };
-    }
-    tile_of_any_processor(left, right, chunk)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn tile_with_fma<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
-    left: &[[T; TILE_ROWS]],
-    right: &[[T; TILE_COLUMNS]],
-    chunk: usize,
-) -> [[S; TILE_COLUMNS]; TILE_ROWS] {
-    tile_of_any_processor(left, right, chunk)
-}
-
-#[inline(always)]
-fn tile_of_any_processor<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
-    left: &[[T; TILE_ROWS]],
-    right: &[[T; TILE_COLUMNS]],
-    chunk: usize,
-) -> [[S; TILE_COLUMNS]; TILE_ROWS] {
+) -> Sums<S, TILE_COLUMNS> {
     let mut totals = [[S::default(); TILE_COLUMNS]; TILE_ROWS];
     for (left, right) in left.chunks(chunk).zip(right.chunks(chunk)) {
-        let mut sums = [[T::default(); TILE_COLUMNS]; TILE_ROWS];
-        for (left, right) in left.iter().zip(right) {
-            for row in 0..TILE_ROWS {
-                for column in 0..TILE_COLUMNS {
-                    sums[row][column] = left[row].multiply_add(right[column], sums[row][column]);
-                }
-            }
-        }
-        for row in 0..TILE_ROWS {
-            for column in 0..TILE_COLUMNS {
-                totals[row][column] = totals[row][column].add(sums[row][column]);
+        #[cfg(target_arch = "x86_64")]
+        let sums = T::sums_with_fma(left, right).unwrap_or_else(|| sums(left, right));
+        #[cfg(not(target_arch = "x86_64"))]
+        let sums = sums(left, right);
+        for (totals, sums) in totals.iter_mut().zip(sums) {
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                *total = total.add(sum);
             }
         }
     }
     totals
+}
+
+/// On any processor.
+fn sums<T: Factor, const TILE_COLUMNS: usize>(
+    left: &[[T; TILE_ROWS]],
+    right: &[[T; TILE_COLUMNS]],
+) -> Sums<T, TILE_COLUMNS> {
+    let mut sums = [[T::default(); TILE_COLUMNS]; TILE_ROWS];
+    for (left, right) in left.iter().zip(right) {
+        for (sums, left) in sums.iter_mut().zip(left) {
+            for (sum, right) in sums.iter_mut().zip(right) {
+                *sum = left.multiply_add(*right, *sum);
+            }
+        }
+    }
+    sums
 }
 
 /// How many products are remembered; a burn uses one or two pairs of operands a precision.
