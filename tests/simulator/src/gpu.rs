@@ -665,7 +665,7 @@ pub enum WrongResultKind {
     Element,
     /// One row of the result is wrong.
     Row,
-    /// One tile (128 x 128, or what is left of the matrix) is wrong.
+    /// One tile is wrong: one that a thread block computes, 128 x 128 where the kernel has none.
     Tile,
     /// One element is not a number.
     Nan,
