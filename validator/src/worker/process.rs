@@ -81,7 +81,7 @@ impl WorkerProcess {
         Self::spawn(command, arguments, environment)
     }
 
-    /// Starts a program of the machine under its own name, by which some (BusyBox) know what to do.
+    /// Starts a program of the machine under its own name, by which some (`BusyBox`) know what to do.
     pub(crate) fn start_program(
         program: &str,
         arguments: &[OsString],

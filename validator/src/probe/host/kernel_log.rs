@@ -171,8 +171,8 @@ struct LogReader {
     dropped: u64,
     first_s: Option<f64>,
     last_s: f64,
-    /// The first line is the one with which every kernel begins.
-    begins_with_the_kernels_version: bool,
+    /// The start of the first line, which in a whole log is the kernel's version.
+    first_text: String,
     first_sequence: Option<u64>,
     last_sequence: Option<u64>,
     /// Records between the first and the last are missing.
@@ -245,7 +245,7 @@ impl LogReader {
     fn record(&mut self, seconds: f64, text: &str) {
         if self.first_s.is_none() {
             self.first_s = Some(seconds);
-            self.begins_with_the_kernels_version = text.starts_with("Linux version ");
+            self.first_text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
         }
         self.last_s = seconds;
         let flood = is_flood(text);
@@ -275,7 +275,7 @@ impl LogReader {
         let begins_at_boot = match source {
             KernelLogSource::Kmsg => self.first_sequence.is_none_or(|first| first == 0),
             KernelLogSource::Journal | KernelLogSource::Dmesg => {
-                self.begins_with_the_kernels_version
+                self.first_text.starts_with("Linux version ")
                     || self
                         .first_s
                         .is_some_and(|first| first < FIRST_MESSAGES_END_S)

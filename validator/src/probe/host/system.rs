@@ -171,7 +171,7 @@ const CONTAINER_VARIABLES: [&str; 4] = [
     "SINGULARITY_CONTAINER",
 ];
 
-/// The map of the machine's own user namespace, by user_namespaces(7).
+/// The map of the machine's own user namespace, by `user_namespaces(7)`.
 fn maps_all_users_to_themselves(uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
