@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it, where the EC2 instance
 //! type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled is a warning, as it will not run after a
-//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere, and in a container that does not see the host's services. What the fabric says of each GPU
-//! is judged by `fabric_state`.
+//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere, and
+//! in a container that does not see the host's services. What the fabric says of each GPU is judged by `fabric_state`.
 //!
 //! ## What to do
 //! Install the package of exactly the driver's version and `systemctl enable --now nvidia-fabricmanager`; its log is

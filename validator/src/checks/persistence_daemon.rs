@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! The service `nvidia-persistenced` must be active and enabled, or be what `services` of the profile says. Inactive fails
 //! when persistence mode is off on a GPU (or was not read), and warns when the mode is on without the daemon. Active but
-//! not enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a container. Skipped when the profile wants persistence mode off, without
-//! systemd, and in a container that does not see the host's services.
+//! not enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a container. Skipped
+//! when the profile wants persistence mode off, without systemd, and in a container that does not see the host's services.
 //!
 //! ## What to do
 //! `systemctl enable --now nvidia-persistenced`
