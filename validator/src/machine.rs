@@ -113,15 +113,35 @@ pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> boo
     }
 }
 
+/// Its process runs although systemd has no unit of that name, so that something else sees to it: the GPU operator runs
+/// fabric manager in a container.
+pub(crate) fn runs_without_a_unit(state: ServiceState) -> bool {
+    state.active && !state.installed
+}
+
 /// `active and enabled`, `installed but not active`, `not installed`.
 pub(crate) fn describe_service(state: ServiceState) -> &'static str {
     match (state.installed, state.enabled, state.active) {
+        (false, false, true) => "active without a systemd unit, as in a container",
         (_, true, true) => "active and enabled",
-        (_, false, true) => "active but not enabled",
+        (true, false, true) => "active but not enabled",
         (true, true, false) => "enabled but not active",
         (true, false, false) => "installed but neither enabled nor active",
         (false, _, false) => "not installed",
     }
+}
+
+/// A driver library that works and that programs do not find, since only its path led to it.
+pub(crate) fn not_on_loader_path(library: &str, path: &str) -> Outcome {
+    let folder = path.rsplit_once('/').map_or(path, |(folder, _)| folder);
+    Outcome::warn(format!(
+        "{library} lies in {folder}, where the loader does not look for it: programs do not find it"
+    ))
+    .expected(format!("{library} found by its name"))
+    .observed(path)
+    .remedy(format!(
+        "put {folder} into a file below /etc/ld.so.conf.d and run ldconfig, or add it to LD_LIBRARY_PATH"
+    ))
 }
 
 /// The words of the profile for a requirement.

@@ -515,13 +515,13 @@ fn schemas_man_page_and_completions_are_there() {
     }
 }
 
-/// A run that is stuck in its first stage: the host's files are below a folder where one of them is a pipe that nobody
-/// writes to. Its first report is already there.
+/// A run that is stuck when it loads the driver's libraries: each is a pipe that nobody writes to. Its first report is
+/// already there.
 fn stuck_run(folder: &Path) -> (std::process::Child, PathBuf) {
-    let etc = folder.join("etc");
-    fs::create_dir(&etc).expect("made");
-    let made = Command::new("mkfifo").arg(etc.join("os-release")).status();
-    assert!(made.is_ok_and(|it| it.success()), "mkfifo");
+    for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        let made = Command::new("mkfifo").arg(folder.join(library)).status();
+        assert!(made.is_ok_and(|it| it.success()), "mkfifo");
+    }
     let junit = folder.join("report.xml");
     #[expect(clippy::zombie_processes, reason = "the caller waits for it")]
     let child = validator()
@@ -529,6 +529,7 @@ fn stuck_run(folder: &Path) -> (std::process::Child, PathBuf) {
         .arg(folder)
         .arg("--junit")
         .arg(&junit)
+        .env("LD_LIBRARY_PATH", folder)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -8,7 +8,8 @@
 //! A process of its own loads the library and calls `cuInit`. An error code fails, with its meaning in words: 802 is a
 //! fabric manager that does not run, 803 a libcuda that does not fit the kernel module, 804 a `cuda-compat` package on a GPU
 //! that does not support it, 999 mostly a missing `nvidia_uvm`. It fails, too, when no libcuda is on the loader's path though
-//! the driver is loaded. A process that hung or crashed is an error.
+//! the driver is loaded. A process that hung or crashed is an error. It warns when the library lies in a folder where the
+//! loader does not look for it: this validator tries such folders, other programs do not.
 //!
 //! ## What to do
 //! What the finding says for its code. `/usr/local/cuda*/compat` and `…/stubs` do not belong into `LD_LIBRARY_PATH` by
@@ -48,6 +49,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 ))
                 .expected("every call returns")
                 .remedy("look for Xids: dmesg | grep NVRM"));
+            }
+            if let Some(by_path) = &cuda.loaded_by_path {
+                return Ok(machine::not_on_loader_path("libcuda.so.1", by_path));
             }
             Ok(Outcome::pass(format!("CUDA initialises with {path}")))
         }
@@ -196,6 +200,18 @@ mod tests {
         let mut facts = healthy_node();
         facts.cuda.probe_trouble = vec!["ended by signal 11".to_owned()];
         assert_eq!(judge(&facts).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn warns_when_programs_do_not_find_it() {
+        let mut facts = healthy_node();
+        facts.cuda.loaded_by_path = Some("/run/nvidia/driver/usr/lib64/libcuda.so.1".to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert_eq!(
+            finding.summary,
+            "libcuda.so.1 lies in /run/nvidia/driver/usr/lib64, where the loader does not look for it: programs do not find it"
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it, where the EC2 instance
 //! type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled is a warning, as it will not run after a
-//! reboot. Skipped elsewhere, and in a container that does not see the host's services. What the fabric says of each GPU
-//! is judged by `fabric_state`.
+//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere, and
+//! in a container that does not see the host's services. What the fabric says of each GPU is judged by `fabric_state`.
 //!
 //! ## What to do
 //! Install the package of exactly the driver's version and `systemctl enable --now nvidia-fabricmanager`; its log is
@@ -85,8 +85,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             }));
     }
     // A container sees at most the process; whether the host enables the service it cannot tell.
-    if requirement == ServiceRequirement::Active && !state.enabled && !machine::in_container(facts)
-    {
+    let starts_again =
+        state.enabled || machine::runs_without_a_unit(state) || machine::in_container(facts);
+    if requirement == ServiceRequirement::Active && !starts_again {
         return Ok(
             Outcome::warn(format!("{summary}, so CUDA will not start after a reboot"))
                 .expected("active and enabled")
@@ -117,6 +118,18 @@ mod tests {
             .host
             .services
             .insert("nvidia-fabricmanager".to_owned(), Reading::Value(state));
+    }
+
+    #[test]
+    fn passes_when_the_gpu_operator_runs_it_in_a_container() {
+        let mut facts = healthy_node();
+        set_service(&mut facts, false, false, true);
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
+        assert_eq!(
+            finding.summary,
+            "service nvidia-fabricmanager is active without a systemd unit, as in a container"
+        );
     }
 
     /// Off EC2, and with no switch on the bus.

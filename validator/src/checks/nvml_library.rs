@@ -8,7 +8,8 @@
 //! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the loader's path. Any other
 //! refusal means that NVML could not be asked (the reason is in the text; a library of another version is named by
 //! `driver_components_match`). It warns when a call hung or the probing process crashed on the way: what was read stands,
-//! but programs that use NVML will hang or crash as well.
+//! but programs that use NVML will hang or crash as well. It warns, too, when the library lies in a folder where the loader
+//! does not look for it: this validator tries such folders, other programs do not.
 //!
 //! ## What to do
 //! Install the driver's libraries of exactly the module's version. A hanging call: look for Xids and a GPU that is lost,
@@ -69,6 +70,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             .expected("every call returns")
             .remedy("look for Xids and a GPU that is lost: dmesg | grep NVRM; then reset that GPU or reboot"));
     }
+    if let Some(by_path) = &nvml.loaded_by_path {
+        return Ok(machine::not_on_loader_path("libnvidia-ml.so.1", by_path));
+    }
     Ok(Outcome::pass(
         match nvml.nvml_version.value().or(nvml.driver_version.value()) {
             Some(version) => format!("NVML {version} answers"),
@@ -126,6 +130,19 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Warn);
         assert!(
             finding.summary.contains("nvmlDeviceGetTemperature"),
+            "{}",
+            finding.summary
+        );
+    }
+
+    #[test]
+    fn warns_when_programs_do_not_find_it() {
+        let mut facts = healthy_node();
+        facts.nvml.loaded_by_path = Some("/usr/local/nvidia/lib64/libnvidia-ml.so.1".to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(
+            finding.summary.contains("lies in /usr/local/nvidia/lib64,"),
             "{}",
             finding.summary
         );

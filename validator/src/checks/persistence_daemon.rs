@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! The service `nvidia-persistenced` must be active and enabled, or be what `services` of the profile says. Inactive fails
 //! when persistence mode is off on a GPU (or was not read), and warns when the mode is on without the daemon. Active but
-//! not enabled warns: it will not be there after a reboot. Skipped when the profile wants persistence mode off, without
-//! systemd, and in a container that does not see the host's services.
+//! not enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a container. Skipped
+//! when the profile wants persistence mode off, without systemd, and in a container that does not see the host's services.
 //!
 //! ## What to do
 //! `systemctl enable --now nvidia-persistenced`
@@ -64,7 +64,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         });
     }
     // A container sees at most the process; whether the host enables the service it cannot tell.
-    if state.active && (state.enabled || machine::in_container(facts)) {
+    let starts_again =
+        state.enabled || machine::runs_without_a_unit(state) || machine::in_container(facts);
+    if state.active && starts_again {
         return Ok(Outcome::pass(summary));
     }
     let is_on_everywhere = !facts.gpus.is_empty()
@@ -120,6 +122,7 @@ mod tests {
         for (state, mode, verdict) in [
             ([true, true, true], true, Verdict::Pass),
             ([true, false, true], true, Verdict::Warn),
+            ([false, false, true], true, Verdict::Pass),
             ([true, true, false], true, Verdict::Warn),
             ([false, false, false], true, Verdict::Warn),
             ([true, true, false], false, Verdict::Fail),

@@ -11,6 +11,9 @@ use super::{ComputeCapability, Reading};
 pub struct CudaFacts {
     /// The library was loaded, from this path (links resolved).
     pub library: Reading<String>,
+    /// The loader does not find `libcuda.so.1` by its name, as programs ask for it; it was loaded by this path instead.
+    #[serde(default)]
+    pub loaded_by_path: Option<String>,
     /// What `cuInit` answered.
     pub init: Reading<CudaResult>,
     /// `cuDriverGetVersion`: 1000 x major + 10 x minor.

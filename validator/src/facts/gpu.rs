@@ -13,6 +13,9 @@ pub struct NvmlFacts {
     pub initialized: Reading<bool>,
     /// The file that was loaded, where the loader says.
     pub library_path: Option<String>,
+    /// The loader does not find `libnvidia-ml.so.1` by its name, as programs ask for it; it was loaded by this path instead.
+    #[serde(default)]
+    pub loaded_by_path: Option<String>,
     /// `nvmlSystemGetDriverVersion`: `580.159.04`.
     pub driver_version: Reading<String>,
     /// `nvmlSystemGetNVMLVersion`: `13.580.159.04`.

@@ -150,7 +150,7 @@ pub struct ServiceState {
     pub installed: bool,
     /// A target wants it, or it is started on demand by a socket or udev rule that is enabled.
     pub enabled: bool,
-    /// It has processes.
+    /// It has processes, in its own control group or, as in the GPU operator's containers, elsewhere.
     pub active: bool,
 }
 

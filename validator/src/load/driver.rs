@@ -53,23 +53,26 @@ type CudaResult<T> = Result<T, CudaFailure>;
 /// A loaded `libcuda.so.1`; never unloaded, since the driver's own threads may outlive any use of it.
 pub(crate) struct CudaLibrary {
     library: &'static libloading::Library,
+    loaded_by_path: Option<String>,
 }
 
 impl CudaLibrary {
     /// Loads the library by its name, else from the places where drivers put it.
     pub(crate) fn load() -> Result<Self, String> {
-        let mut errors = Vec::new();
-        for candidate in libraries::candidates("libcuda.so.1") {
+        let loaded = libraries::load("libcuda.so.1", |name| {
             // SAFETY: loading runs the library's initialisers; libcuda's have no precondition.
-            match unsafe { UnixLibrary::open(Some(&candidate), RTLD_NOW | RTLD_GLOBAL) } {
-                Ok(library) => {
-                    let library: &'static libloading::Library = Box::leak(Box::new(library.into()));
-                    return Ok(Self { library });
-                }
-                Err(error) => errors.push(error.to_string()),
-            }
-        }
-        Err(errors.join("; "))
+            unsafe { UnixLibrary::open(Some(name), RTLD_NOW | RTLD_GLOBAL) }
+        })?;
+        let library: libloading::Library = loaded.library.into();
+        Ok(Self {
+            library: Box::leak(Box::new(library)),
+            loaded_by_path: loaded.by_path,
+        })
+    }
+
+    /// The path by which it had to be loaded, since the loader does not find its name.
+    pub(crate) fn loaded_by_path(&self) -> Option<&str> {
+        self.loaded_by_path.as_deref()
     }
 
     /// The file that was loaded.

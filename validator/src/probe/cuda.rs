@@ -93,6 +93,7 @@ fn nothing_read(reason: &str) -> CudaOutcome {
     CudaOutcome {
         cuda: CudaFacts {
             library: Reading::NotRead(reason.clone()),
+            loaded_by_path: None,
             init: Reading::NotRead(reason.clone()),
             driver_version: Reading::NotRead(reason.clone()),
             devices: Reading::NotRead(reason),
@@ -106,6 +107,7 @@ fn nothing_read(reason: &str) -> CudaOutcome {
 fn take_field(facts: &mut CudaFacts, name: &str, value: Value) {
     let taken = match name {
         "library" => serde_json::from_value(value).map(|it| facts.library = it),
+        "loaded_by_path" => serde_json::from_value(value).map(|it| facts.loaded_by_path = it),
         "init" => serde_json::from_value(value).map(|it| facts.init = it),
         "driver_version" => serde_json::from_value(value).map(|it| facts.driver_version = it),
         "devices" => serde_json::from_value(value).map(|it| facts.devices = it),
@@ -138,6 +140,7 @@ pub(crate) fn run_worker() {
 fn read(cuda: &CudaLibrary, teller: &Teller) {
     let path = CudaLibrary::path().unwrap_or_else(|| "libcuda.so.1".to_owned());
     teller.field("library", &Reading::Value(path));
+    teller.field("loaded_by_path", &cuda.loaded_by_path());
     if let Some(scenario) = cuda.simulator_scenario() {
         teller.field("simulated", &scenario);
     }

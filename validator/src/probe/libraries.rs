@@ -19,13 +19,44 @@ pub(crate) const WELL_KNOWN_LIBRARY_FOLDERS: [&str; 12] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// What to give to the loader for a library, in the order of trying: its name, then every path where it lies.
-pub(crate) fn candidates(name: &str) -> Vec<String> {
+/// A library that was loaded.
+#[derive(Debug)]
+pub(crate) struct Loaded<T> {
+    pub(crate) library: T,
+    /// The path by which it had to be loaded, since the loader does not find its name.
+    pub(crate) by_path: Option<String>,
+}
+
+/// Loads a library by its name, as programs do, else by the paths where drivers put it.
+pub(crate) fn load<T, E: std::fmt::Display>(
+    name: &str,
+    open: impl Fn(&str) -> Result<T, E>,
+) -> Result<Loaded<T>, String> {
     let paths = WELL_KNOWN_LIBRARY_FOLDERS
         .iter()
         .map(|folder| format!("{folder}/{name}"))
         .filter(|path| std::path::Path::new(path).exists());
-    std::iter::once(name.to_owned()).chain(paths).collect()
+    load_first(name, paths, open)
+}
+
+fn load_first<T, E: std::fmt::Display>(
+    name: &str,
+    paths: impl Iterator<Item = String>,
+    open: impl Fn(&str) -> Result<T, E>,
+) -> Result<Loaded<T>, String> {
+    let mut errors = Vec::new();
+    for path in std::iter::once(None).chain(paths.map(Some)) {
+        match open(path.as_deref().unwrap_or(name)) {
+            Ok(library) => {
+                return Ok(Loaded {
+                    library,
+                    by_path: path,
+                });
+            }
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    Err(errors.join("; "))
 }
 
 /// The file of a library that this process has loaded, by the start of its name.
@@ -39,4 +70,34 @@ pub(crate) fn loaded_path(name_start: &str) -> Option<String> {
                 .is_some_and(|file| file.starts_with(name_start))
         })
         .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "libcuda.so.1";
+
+    fn loaded(found: &[&str]) -> Result<Loaded<String>, String> {
+        let paths = ["/usr/lib64/libcuda.so.1", "/usr/lib/libcuda.so.1"].map(str::to_owned);
+        load_first(NAME, paths.into_iter(), |name| {
+            let is_found = found.contains(&name);
+            is_found
+                .then(|| name.to_owned())
+                .ok_or_else(|| format!("{name}: cannot open"))
+        })
+    }
+
+    #[test]
+    fn a_library_that_only_its_path_finds_says_so() {
+        let by_name = loaded(&[NAME, "/usr/lib64/libcuda.so.1"]).expect("it is found");
+        assert_eq!((by_name.library.as_str(), by_name.by_path), (NAME, None));
+        let by_path = loaded(&["/usr/lib/libcuda.so.1"]).expect("it is found");
+        assert_eq!(by_path.by_path.as_deref(), Some("/usr/lib/libcuda.so.1"));
+        let error = loaded(&[]).expect_err("nothing is there");
+        assert!(
+            error.starts_with("libcuda.so.1: cannot open; /usr/lib64/"),
+            "{error}"
+        );
+    }
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ use crate::probe::Interrupt;
 
 /// A line longer than this is not one of the protocol's; what is beyond is read and dropped.
 const LONGEST_LINE_BYTES: u64 = 1 << 20;
+/// Lines that wait to be taken; a child that talks faster than its parent listens waits, too.
+const LINES_WAITING_MAXIMUM: usize = 64;
 /// How much of the end of stderr is kept.
 const STDERR_TAIL_BYTES: usize = 4 * 1024;
 /// How often a wait looks whether the run was asked to stop.
@@ -68,14 +70,32 @@ pub(crate) enum ProcessEnd {
 }
 
 impl WorkerProcess {
-    /// Starts `program` with `arguments`.
+    /// Starts a worker, `program` with `arguments`, under this program's own name wherever the file lies.
     pub(crate) fn start(
         program: &PathBuf,
         arguments: &[OsString],
         environment: &[(&str, String)],
     ) -> std::io::Result<Self> {
-        let mut child = Command::new(program)
-            .arg0("gpu-validator")
+        let mut command = Command::new(program);
+        command.arg0("gpu-validator");
+        Self::spawn(command, arguments, environment)
+    }
+
+    /// Starts a program of the machine under its own name, by which some (`BusyBox`) know what to do.
+    pub(crate) fn start_program(
+        program: &str,
+        arguments: &[OsString],
+        environment: &[(&str, String)],
+    ) -> std::io::Result<Self> {
+        Self::spawn(Command::new(program), arguments, environment)
+    }
+
+    fn spawn(
+        mut command: Command,
+        arguments: &[OsString],
+        environment: &[(&str, String)],
+    ) -> std::io::Result<Self> {
+        let mut child = command
             .args(arguments)
             .envs(environment.iter().map(|(name, value)| (*name, value)))
             .stdin(Stdio::null())
@@ -83,7 +103,7 @@ impl WorkerProcess {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        let (sender, lines) = channel();
+        let (sender, lines) = sync_channel(LINES_WAITING_MAXIMUM);
         let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stdout) = child.stdout.take() {
             std::thread::spawn(move || send_lines(stdout, &sender));
@@ -221,7 +241,7 @@ fn process_end(status: ExitStatus) -> ProcessEnd {
 }
 
 /// Sends whole lines; a last line without an end was torn by the child's death and is dropped.
-fn send_lines(stdout: impl Read, sender: &Sender<String>) {
+fn send_lines(stdout: impl Read, sender: &SyncSender<String>) {
     let mut stdout = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
@@ -268,6 +288,34 @@ mod tests {
             Instant::now() + Duration::from_millis(milliseconds),
             &Interrupt::default(),
         )
+    }
+
+    #[test]
+    fn a_worker_has_this_programs_name_and_another_program_its_own() {
+        // The shell's zeroth parameter is the name that it was started by.
+        let name = |process: std::io::Result<WorkerProcess>| next(&process.expect("sh"), 5000);
+        let arguments = ["-c".into(), "tr '\\0' ' ' < /proc/$$/cmdline; echo".into()];
+        let WorkerEvent::Line(worker) =
+            name(WorkerProcess::start(&"/bin/sh".into(), &arguments, &[]))
+        else {
+            panic!("no line")
+        };
+        assert!(worker.starts_with("gpu-validator -c "), "{worker}");
+        let WorkerEvent::Line(other) = name(WorkerProcess::start_program("sh", &arguments, &[]))
+        else {
+            panic!("no line")
+        };
+        assert!(other.starts_with("sh -c "), "{other}");
+    }
+
+    #[test]
+    fn a_child_that_talks_without_end_waits_for_its_listener() {
+        let mut worker = shell("while :; do echo line; done");
+        std::thread::sleep(Duration::from_millis(300));
+        let waiting = worker.lines.try_iter().take(1_000_000).count();
+        // While they were counted, more may have come.
+        assert!(waiting < 100_000, "{waiting} lines were kept");
+        assert_eq!(worker.kill(), ProcessEnd::Killed(9));
     }
 
     #[test]

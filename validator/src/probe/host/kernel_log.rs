@@ -1,5 +1,6 @@
 //! Reads the kernel log: `/dev/kmsg`, else the journal, else `dmesg`.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -17,15 +18,26 @@ use crate::worker::process::{WorkerEvent, WorkerProcess};
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
 /// The kernel's own limit for one record with its properties is 8 KiB (`PRINTK_MESSAGE_MAX` and dictionary).
 const RECORD_BYTES: usize = 16 * 1024;
-/// A journal that begins later than this did not see the boot.
-const BOOT_MESSAGES_END_S: f64 = 60.0;
+/// Reading the whole ring buffer takes milliseconds, unless something writes to it as fast as it is read.
+const KMSG_DEADLINE: Duration = Duration::from_secs(5);
+/// A log whose first line is of this time is the kernel's from its start. So is one that begins with the kernel's version.
+const FIRST_MESSAGES_END_S: f64 = 1.0;
+/// What journald writes when the kernel's ring buffer overran it: `Missed 42 kernel messages`.
+// Source: systemd, catalog entry SD_MESSAGE_JOURNAL_MISSED.
+const JOURNAL_MISSED_MESSAGE_ID: &str = "e9bf28e6e834481bb6f48f548ad13606";
+/// Of the records that matter, as many from the beginning and from the end are kept.
+const RECORDS_KEPT_AT_EACH_END: usize = KERNEL_LOG_RECORDS_KEPT / 2;
 const TEXT_CHARACTERS_KEPT: usize = 1_000;
 
 pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> {
     if !root.is_this_machine() {
         return kmsg_of_sysroot(root);
     }
-    let kmsg = read_kmsg(Path::new("/dev/kmsg"));
+    let kmsg = read_kmsg(
+        Path::new("/dev/kmsg"),
+        Instant::now() + KMSG_DEADLINE,
+        interrupt,
+    );
     match kmsg {
         Ok(log) if log.since_boot => Reading::Value(log),
         // The ring buffer forgot its beginning: the journal may have it.
@@ -40,8 +52,8 @@ pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<Kerne
     }
 }
 
-/// Reads all records that the kernel still has, without waiting for more.
-fn read_kmsg(path: &Path) -> Result<KernelLog, String> {
+/// Reads all records that the kernel still has, without waiting for more. What it has not read at the deadline is a gap.
+fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<KernelLog, String> {
     let name = "/dev/kmsg";
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = std::fs::OpenOptions::new()
@@ -57,6 +69,13 @@ fn read_kmsg(path: &Path) -> Result<KernelLog, String> {
     let mut log = LogReader::default();
     let mut buffer = vec![0; RECORD_BYTES];
     loop {
+        if interrupt.signal().is_some() {
+            return Err("the run was interrupted".to_owned());
+        }
+        if Instant::now() >= deadline {
+            log.gap = true;
+            break;
+        }
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
@@ -86,7 +105,18 @@ fn kmsg_of_sysroot(root: &Sysroot) -> Reading<KernelLog> {
 }
 
 fn from_journal(interrupt: &Interrupt) -> Option<KernelLog> {
-    let arguments = ["-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"];
+    // Like -k, and what journald itself says of kernel messages that it missed.
+    let missed = format!("MESSAGE_ID={JOURNAL_MISSED_MESSAGE_ID}");
+    let arguments = [
+        "-b",
+        "-o",
+        "short-monotonic",
+        "--no-pager",
+        "-q",
+        "_TRANSPORT=kernel",
+        "+",
+        &missed,
+    ];
     let log = from_program(
         "journalctl",
         &arguments,
@@ -110,7 +140,7 @@ fn from_program(
 ) -> Option<KernelLog> {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
     let environment = [("LC_ALL", "C".to_owned()), ("TZ", "UTC".to_owned())];
-    let mut process = WorkerProcess::start(&program.into(), &arguments, &environment).ok()?;
+    let mut process = WorkerProcess::start_program(program, &arguments, &environment).ok()?;
     let deadline = Instant::now() + PROGRAM_DEADLINE;
     let mut log = LogReader::default();
     loop {
@@ -135,9 +165,14 @@ fn monotonic_seconds() -> f64 {
 
 #[derive(Default)]
 struct LogReader {
-    records: Vec<(f64, String)>,
+    /// The first records that matter, then the last ones; how many there were between them.
+    first: Vec<(f64, String)>,
+    last: VecDeque<(f64, String)>,
+    dropped: u64,
     first_s: Option<f64>,
     last_s: f64,
+    /// The start of the first line, which in a whole log is the kernel's version.
+    first_text: String,
     first_sequence: Option<u64>,
     last_sequence: Option<u64>,
     /// Records between the first and the last are missing.
@@ -170,10 +205,12 @@ impl LogReader {
         self.last_sequence = Some(sequence);
         let text = unescape(message.lines().next().unwrap_or_default());
         if continues {
+            let last = self.last.back_mut().or(self.first.last_mut());
             if self.last_was_kept
-                && let Some((_, last)) = self.records.last_mut()
+                && let Some((_, last)) = last
             {
-                last.push_str(&text);
+                let room = TEXT_CHARACTERS_KEPT.saturating_sub(last.chars().count());
+                last.extend(text.chars().take(room));
             }
             return;
         }
@@ -198,11 +235,18 @@ impl LogReader {
                     if host.contains(' ') { text } else { message }
                 },
             );
+        if text.contains("]: Missed ") && text.ends_with(" kernel messages") {
+            self.gap = true;
+            return;
+        }
         self.record(seconds, text);
     }
 
     fn record(&mut self, seconds: f64, text: &str) {
-        self.first_s.get_or_insert(seconds);
+        if self.first_s.is_none() {
+            self.first_s = Some(seconds);
+            self.first_text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
+        }
         self.last_s = seconds;
         let flood = is_flood(text);
         // Of the call history after a GSP time-out, the first line of a run stands for all.
@@ -210,35 +254,44 @@ impl LogReader {
         self.flood = flood;
         if self.last_was_kept {
             let text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
-            self.records.push((seconds, text));
+            self.keep(seconds, text);
         }
+    }
+
+    fn keep(&mut self, seconds: f64, text: String) {
+        if self.first.len() < RECORDS_KEPT_AT_EACH_END {
+            self.first.push((seconds, text));
+            return;
+        }
+        if self.last.len() == RECORDS_KEPT_AT_EACH_END {
+            self.last.pop_front();
+            self.dropped += 1;
+        }
+        self.last.push_back((seconds, text));
     }
 
     fn finish(self, source: KernelLogSource, now_s: f64) -> KernelLog {
         let age = |seconds: f64| (now_s - seconds).max(0.0);
-        let dropped = self.records.len().saturating_sub(KERNEL_LOG_RECORDS_KEPT);
-        let half = KERNEL_LOG_RECORDS_KEPT / 2;
-        let since_boot = match source {
-            KernelLogSource::Kmsg => {
-                self.first_sequence.is_none_or(|first| first == 0) && !self.gap
+        let begins_at_boot = match source {
+            KernelLogSource::Kmsg => self.first_sequence.is_none_or(|first| first == 0),
+            KernelLogSource::Journal | KernelLogSource::Dmesg => {
+                self.first_text.starts_with("Linux version ")
+                    || self
+                        .first_s
+                        .is_some_and(|first| first < FIRST_MESSAGES_END_S)
             }
-            KernelLogSource::Journal | KernelLogSource::Dmesg => self
-                .first_s
-                .is_some_and(|first| first < BOOT_MESSAGES_END_S),
         };
-        let records = self.records.into_iter().enumerate();
-        let records = records
-            .filter(|(index, _)| *index < half || *index >= half + dropped)
-            .map(|(_, (seconds, text))| KernelLogRecord {
-                age_s: Some(age(seconds)),
-                text,
-            });
+        let records = self.first.into_iter().chain(self.last);
+        let records = records.map(|(seconds, text)| KernelLogRecord {
+            age_s: Some(age(seconds)),
+            text,
+        });
         KernelLog {
             source,
-            since_boot,
+            since_boot: begins_at_boot && !self.gap,
             oldest_record_age_s: self.first_s.map(age),
             records: records.collect(),
-            records_dropped: dropped as u64,
+            records_dropped: self.dropped,
         }
     }
 }
@@ -357,13 +410,47 @@ mod tests {
     }
 
     #[test]
+    fn a_log_reaches_back_to_boot_only_from_its_first_message_on() {
+        let since_boot = |lines: &[&str]| {
+            let mut reader = LogReader::default();
+            for line in lines {
+                reader.timed_line(line);
+            }
+            reader.finish(KernelLogSource::Dmesg, 600.0).since_boot
+        };
+        assert!(since_boot(&["[    0.000000] microcode: updated early"]));
+        assert!(since_boot(&[
+            "[    7.100000] host kernel: Linux version 6.8.0"
+        ]));
+        // A ring buffer that has wrapped within the first minute.
+        assert!(!since_boot(&["[   12.500000] usb 1-1: new device"]));
+        assert!(!since_boot(&[
+            "[    0.000000] host kernel: Linux version 6.8.0",
+            "[   33.000000] host systemd-journald[312]: Missed 42 kernel messages",
+        ]));
+    }
+
+    #[test]
+    fn a_log_that_never_ends_is_left_at_the_deadline() {
+        let endless = Path::new("/dev/zero");
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let log = read_kmsg(endless, deadline, &Interrupt::default()).expect("it opens");
+        assert!(!log.since_boot);
+        let interrupt = Interrupt::default();
+        interrupt.request(15);
+        let far = Instant::now() + Duration::from_mins(1);
+        assert!(read_kmsg(endless, far, &interrupt).is_err());
+    }
+
+    #[test]
     fn no_log_is_not_an_empty_log() {
         let (_folder, root) = tree(&[]);
         assert_eq!(
             kernel_log(&root, &Interrupt::default()),
             Reading::NotRead("no such file: /dev/kmsg".to_owned())
         );
-        assert!(read_kmsg(Path::new("/nonexistent/kmsg")).is_err());
+        let nowhere = Path::new("/nonexistent/kmsg");
+        assert!(read_kmsg(nowhere, Instant::now(), &Interrupt::default()).is_err());
     }
 
     proptest! {

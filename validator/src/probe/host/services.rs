@@ -1,7 +1,8 @@
 //! systemd services, as their files and control groups tell.
 //!
 //! systemd itself is not asked: it needs a bus, permissions and time. A service is active when its control group has
-//! processes, so that one which ends after its work (`RemainAfterExit`) counts as not active. Where there is no
+//! processes, so that one which ends after its work (`RemainAfterExit`) counts as not active; and also when its process runs
+//! elsewhere, in a container (the GPU operator's fabric manager) or another slice. Where there is no
 //! systemd, as in most containers, a service whose process is visible by its name counts as installed and active, and
 //! any other as not readable.
 
@@ -75,7 +76,7 @@ fn unit_state(root: &Sysroot, name: &str) -> ServiceState {
     ServiceState {
         installed: unit_file.is_some() && !masked,
         enabled: !masked && is_wanted(root, &unit),
-        active: has_processes(root, &unit),
+        active: has_processes(root, &unit) || process_runs(root, name),
     }
 }
 
@@ -133,17 +134,7 @@ fn has_processes(root: &Sysroot, unit: &str) -> bool {
 }
 
 fn state_by_process(root: &Sysroot, name: &str) -> Reading<ServiceState> {
-    let process = NVIDIA_SERVICES
-        .iter()
-        .find(|(service, _)| *service == name)
-        .map_or(name, |(_, process)| process);
-    let process: String = process.chars().take(15).collect();
-    let pids = root.names("/proc").unwrap_or_default();
-    let runs = pids
-        .iter()
-        .filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()))
-        .any(|pid| root.line(&format!("/proc/{pid}/comm")).as_ref() == Some(&process));
-    if runs {
+    if process_runs(root, name) {
         return Reading::Value(ServiceState {
             installed: true,
             enabled: false,
@@ -151,6 +142,19 @@ fn state_by_process(root: &Sysroot, name: &str) -> Reading<ServiceState> {
         });
     }
     Reading::NotSupported
+}
+
+/// A process with the service's name is visible.
+fn process_runs(root: &Sysroot, name: &str) -> bool {
+    let process = NVIDIA_SERVICES
+        .iter()
+        .find(|(service, _)| *service == name)
+        .map_or(name, |(_, process)| process);
+    let process: String = process.chars().take(15).collect();
+    let pids = root.names("/proc").unwrap_or_default();
+    pids.iter()
+        .filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()))
+        .any(|pid| root.line(&format!("/proc/{pid}/comm")).as_ref() == Some(&process))
 }
 
 #[cfg(test)]
@@ -268,6 +272,21 @@ mod tests {
         assert_eq!(
             persistenced(&[("/proc/77/comm", "bash\n")]),
             Reading::NotSupported
+        );
+    }
+
+    #[test]
+    fn a_process_outside_of_its_unit_runs_all_the_same() {
+        let state = persistenced(&[
+            ("/run/systemd/system/x", ""),
+            ("/proc/77/comm", "nvidia-persiste\n"),
+        ]);
+        assert_eq!(
+            state,
+            Reading::Value(ServiceState {
+                active: true,
+                ..ServiceState::default()
+            })
         );
     }
 

@@ -1,7 +1,10 @@
 //! Files of the machine, or of a tree that stands for one.
 
 use std::io::{Error, ErrorKind, Read, Result};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// No file that is read here is larger; of one that is, the start is enough to see that it is none of ours.
 const LARGEST_FILE_BYTES: u64 = 8 << 20;
@@ -58,15 +61,20 @@ impl Sysroot {
 
     /// The file's text; bytes that are none are replaced.
     pub(crate) fn text(&self, path: &str) -> Result<String> {
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(self.real_path(path))?;
-        file.take(LARGEST_FILE_BYTES).read_to_end(&mut bytes)?;
+        let bytes = self.bytes(path)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// The bytes of a regular file. A pipe or a device in its place may block for ever, and holds nothing of ours.
     pub(crate) fn bytes(&self, path: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let file = std::fs::File::open(self.real_path(path))?;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(self.real_path(path))?;
+        if !file.metadata()?.is_file() {
+            return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
+        }
         file.take(LARGEST_FILE_BYTES).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
@@ -235,6 +243,27 @@ pub(crate) mod tests {
         assert_eq!(root.resolve("/opt/out").as_deref(), Some("/etc"));
         assert_eq!(root.resolve("/opt/circle"), None);
         assert_eq!(root.resolve("/nowhere"), None);
+    }
+
+    #[test]
+    fn a_pipe_and_a_device_are_refused_and_not_waited_for() {
+        let (folder, root) = tree(&[("/etc/x", "")]);
+        let pipe = folder.path().join("etc/pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .expect("a pipe");
+        let error = root.text("/etc/pipe").expect_err("no file");
+        assert_eq!(
+            io_reason(&error, "/etc/pipe"),
+            "cannot read /etc/pipe: not a regular file"
+        );
+        assert!(root.bytes("/etc").is_err());
+        assert!(Sysroot::default().text("/dev/null").is_err());
     }
 
     #[test]

@@ -139,12 +139,14 @@ fn line_reading(line: Option<String>, path: &str) -> Reading<String> {
     )
 }
 
-/// Files that container engines leave, and the control groups of the first process.
+/// Marks that container engines leave, the control groups of the first process, and the user namespace, in which engines
+/// without root (enroot, which leaves no mark, Podman, LXC) run their containers.
 pub(super) fn in_container(root: &Sysroot) -> Reading<bool> {
     let marked = [
         "/.dockerenv",
         "/run/.containerenv",
         "/run/systemd/container",
+        "/.singularity.d",
     ]
     .iter()
     .any(|path| root.exists(path));
@@ -153,10 +155,25 @@ pub(super) fn in_container(root: &Sysroot) -> Reading<bool> {
         .iter()
         .any(|name| groups.contains(name));
     let in_environment = root.is_this_machine()
-        && ["container", "KUBERNETES_SERVICE_HOST"]
+        && CONTAINER_VARIABLES
             .iter()
             .any(|name| std::env::var_os(name).is_some());
-    Reading::Value(marked || grouped || in_environment)
+    let users = root.text("/proc/self/uid_map").unwrap_or_default();
+    let in_user_namespace = !users.trim().is_empty() && !maps_all_users_to_themselves(&users);
+    Reading::Value(marked || grouped || in_environment || in_user_namespace)
+}
+
+/// Environment variables that container engines set: systemd's convention, Kubernetes, Apptainer, Singularity.
+const CONTAINER_VARIABLES: [&str; 4] = [
+    "container",
+    "KUBERNETES_SERVICE_HOST",
+    "APPTAINER_CONTAINER",
+    "SINGULARITY_CONTAINER",
+];
+
+/// The map of the machine's own user namespace, by `user_namespaces(7)`.
+fn maps_all_users_to_themselves(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Which EC2 instance this is. The network is asked only where the firmware's tables say EC2.
@@ -319,7 +336,14 @@ mod tests {
             Reading::Value(true)
         );
         assert_eq!(
-            marked(&[("/proc/1/cgroup", "0::/init.scope\n")]),
+            marked(&[("/.singularity.d/runscript", "")]),
+            Reading::Value(true)
+        );
+        let own = ("/proc/self/uid_map", "         0       1000          1\n");
+        assert_eq!(marked(&[own]), Reading::Value(true));
+        let machines = ("/proc/self/uid_map", "         0          0 4294967295\n");
+        assert_eq!(
+            marked(&[("/proc/1/cgroup", "0::/init.scope\n"), machines]),
             Reading::Value(false)
         );
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::driver::{
     ERROR_FUNCTION_NOT_FOUND, ERROR_GPU_IS_LOST, ERROR_INVALID_ARGUMENT, ERROR_NOT_SUPPORTED,
-    ERROR_RESET_REQUIRED,
+    ERROR_RESET_REQUIRED, ERROR_VGPU_ECC_NOT_SUPPORTED,
 };
 use super::protocol::{Output, SkippedCall};
 use crate::facts::Reading;
@@ -59,9 +59,11 @@ impl Failure {
             };
         }
         // A field that the driver does not know is an invalid argument to it.
-        self.status() == Some(ERROR_NOT_SUPPORTED)
-            || (self.function == "nvmlDeviceGetFieldValues"
-                && self.status() == Some(ERROR_INVALID_ARGUMENT))
+        matches!(
+            self.status(),
+            Some(ERROR_NOT_SUPPORTED | ERROR_VGPU_ECC_NOT_SUPPORTED)
+        ) || (self.function == "nvmlDeviceGetFieldValues"
+            && self.status() == Some(ERROR_INVALID_ARGUMENT))
     }
 
     pub(super) fn reading<T>(&self, driver_branch: Option<u32>) -> Reading<T> {
@@ -90,10 +92,9 @@ impl std::fmt::Display for Failure {
 /// where the exact branch is not documented, so that no older driver is blamed. All other functions that are called
 /// are in R450 already, the oldest branch that CUDA 11 and newer run on.
 // Source: the change lists in NVML's API reference, docs.nvidia.com/deploy/nvml-api/change-log.html.
-const FUNCTIONS_SINCE: [(&str, u32); 9] = [
+const FUNCTIONS_SINCE: [(&str, u32); 8] = [
+    ("nvmlDeviceGetRowRemapperHistogram", 510),
     ("nvmlDeviceGetMemoryInfo_v2", 510),
-    ("nvmlDeviceGetComputeRunningProcesses_v3", 510),
-    ("nvmlDeviceGetGraphicsRunningProcesses_v3", 510),
     ("nvmlDeviceGetGspFirmwareVersion", 515),
     ("nvmlDeviceGetGpuFabricInfo", 530),
     ("nvmlDeviceGetSramEccErrorStatus", 555),
@@ -190,6 +191,37 @@ impl<'a> Calls<'a> {
         if let (true, Some(gpu), false) = (lost, self.gpu, self.lost_was_told.get()) {
             self.lost_was_told.set(true);
             self.output.gpu(gpu, "lost", &Some(failure.to_string()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(function: &'static str, status: u32) -> Failure {
+        let cause = CallFailure::Status(status);
+        Failure { function, cause }
+    }
+
+    #[test]
+    fn a_vgpu_without_ecc_has_no_ecc_counts() {
+        // nvml.h: NVML_ERROR_VGPU_ECC_NOT_SUPPORTED is 22.
+        let failure = answer("nvmlDeviceGetTotalEccErrors", 22);
+        assert_eq!(failure.reading::<u64>(Some(580)), Reading::NotSupported);
+    }
+
+    #[test]
+    fn only_a_driver_of_its_time_is_blamed_for_a_missing_function() {
+        let cause = CallFailure::MissingSymbol;
+        let function = "nvmlDeviceGetRowRemapperHistogram";
+        let failure = Failure { function, cause };
+        assert_eq!(failure.reading::<u64>(Some(470)), Reading::NotSupported);
+        for branch in [Some(580), None] {
+            assert_eq!(
+                failure.reading::<u64>(branch),
+                Reading::NotRead(format!("libnvidia-ml has no function {function}"))
+            );
         }
     }
 }

@@ -8,8 +8,9 @@ use libloading::Library;
 use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlEccSramErrorStatus_v1_t, nvmlFieldValue_st, nvmlGpuFabricInfo_t,
     nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t, nvmlMemory_st,
-    nvmlMemory_v2_st, nvmlPciInfo_st, nvmlProcessInfo_v2_st, nvmlRepairStatus_v1_t, nvmlReturn_t,
-    nvmlRowRemapperHistogramValues_st, nvmlValue_st, nvmlViolationTime_st,
+    nvmlMemory_v2_st, nvmlPciInfo_st, nvmlProcessInfo_v1_st, nvmlProcessInfo_v2_st,
+    nvmlRepairStatus_v1_t, nvmlReturn_t, nvmlRowRemapperHistogramValues_st, nvmlValue_st,
+    nvmlViolationTime_st,
 };
 
 use super::calls::{CallFailure, Called, Calls, Failure};
@@ -19,8 +20,7 @@ type Getter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
 type GetterOf<A, T> = unsafe extern "C" fn(nvmlDevice_t, A, *mut T) -> nvmlReturn_t;
 type PairGetter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T, *mut T) -> nvmlReturn_t;
 type TextGetter = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
-type ProcessGetter =
-    unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_v2_st) -> nvmlReturn_t;
+type ListGetter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
 // Source: nvml.h, nvmlReturn_t.
 pub(super) const SUCCESS: u32 = 0;
@@ -32,6 +32,7 @@ pub(super) const ERROR_FUNCTION_NOT_FOUND: u32 = 13;
 pub(super) const ERROR_CORRUPTED_INFOROM: u32 = 14;
 pub(super) const ERROR_GPU_IS_LOST: u32 = 15;
 pub(super) const ERROR_RESET_REQUIRED: u32 = 16;
+pub(super) const ERROR_VGPU_ECC_NOT_SUPPORTED: u32 = 22;
 pub(super) const ERROR_ARGUMENT_VERSION_MISMATCH: u32 = 25;
 
 /// `NVML_STRUCT_VERSION`: the size of a versioned struct and its version in one number.
@@ -585,27 +586,45 @@ impl Device<'_> {
     }
 
     /// Compute processes: process id and bytes of memory, where NVML says.
-    pub(super) fn compute_processes(&self) -> Called<Vec<(u32, Option<u64>)>> {
-        let function = &self.nvml.functions.nvmlDeviceGetComputeRunningProcesses_v3;
-        self.processes("nvmlDeviceGetComputeRunningProcesses_v3", function)
+    pub(super) fn compute_processes(&self) -> ProcessList {
+        self.processes([
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetComputeRunningProcesses_v2",
+            "nvmlDeviceGetComputeRunningProcesses",
+        ])
     }
 
-    pub(super) fn graphics_processes(&self) -> Called<Vec<(u32, Option<u64>)>> {
-        let function = &self.nvml.functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
-        self.processes("nvmlDeviceGetGraphicsRunningProcesses_v3", function)
+    pub(super) fn graphics_processes(&self) -> ProcessList {
+        self.processes([
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetGraphicsRunningProcesses_v2",
+            "nvmlDeviceGetGraphicsRunningProcesses",
+        ])
     }
 
-    fn processes(
-        &self,
-        name: &'static str,
-        function: &Symbol<ProcessGetter>,
-    ) -> Called<Vec<(u32, Option<u64>)>> {
+    /// Asks the newest function of the three that the driver has: R510 and newer, R470, before.
+    fn processes(&self, [newest, older, oldest]: [&'static str; 3]) -> ProcessList {
+        let is_missing = |list: &ProcessList| matches!(list, Err(it) if it.is_missing_function());
+        let mut list = self.processes_by::<nvmlProcessInfo_v2_st>(newest);
+        if is_missing(&list) {
+            list = self.processes_by::<nvmlProcessInfo_v2_st>(older);
+        }
+        if is_missing(&list) {
+            list = self.processes_by::<nvmlProcessInfo_v1_st>(oldest);
+        }
+        list
+    }
+
+    fn processes_by<T: ProcessInfo>(&self, name: &'static str) -> ProcessList {
         self.calls.make(name, || {
-            let function = symbol(function)?;
+            // SAFETY: nvml.h declares the versions 2 and 3 of these functions with one struct, and the one without a
+            // version with the struct that has process id and memory only; the callers pass the name that fits `T`.
+            let function = unsafe { self.nvml.library.get::<ListGetter<T>>(name.as_bytes()) }
+                .map_err(|_| CallFailure::MissingSymbol)?;
             let mut capacity: c_uint = 64;
             // Processes come and go between two calls; a list that outgrows the buffer three times is not waited for.
             for _ in 0..3 {
-                let mut infos = vec![EMPTY_PROCESS; capacity as usize];
+                let mut infos = vec![T::EMPTY; capacity as usize];
                 let mut count = capacity;
                 // SAFETY: the handle is NVML's own, and the buffer holds as many entries as `count` says.
                 let status = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
@@ -699,17 +718,44 @@ impl Device<'_> {
     }
 }
 
-const EMPTY_PROCESS: nvmlProcessInfo_v2_st = nvmlProcessInfo_v2_st {
-    pid: 0,
-    usedGpuMemory: 0,
-    gpuInstanceId: 0,
-    computeInstanceId: 0,
-};
+/// Process ids, and bytes of memory where NVML says.
+pub(super) type ProcessList = Called<Vec<(u32, Option<u64>)>>;
+
+/// An entry of a process list, in one of the struct's versions.
+trait ProcessInfo: Copy {
+    const EMPTY: Self;
+
+    fn pid_and_memory(&self) -> (c_uint, c_ulonglong);
+}
+
+impl ProcessInfo for nvmlProcessInfo_v1_st {
+    const EMPTY: Self = Self {
+        pid: 0,
+        usedGpuMemory: 0,
+    };
+
+    fn pid_and_memory(&self) -> (c_uint, c_ulonglong) {
+        (self.pid, self.usedGpuMemory)
+    }
+}
+
+impl ProcessInfo for nvmlProcessInfo_v2_st {
+    const EMPTY: Self = Self {
+        pid: 0,
+        usedGpuMemory: 0,
+        gpuInstanceId: 0,
+        computeInstanceId: 0,
+    };
+
+    fn pid_and_memory(&self) -> (c_uint, c_ulonglong) {
+        (self.pid, self.usedGpuMemory)
+    }
+}
 
 /// NVML writes `NVML_VALUE_NOT_AVAILABLE`, all ones, where it does not know the memory.
-fn process(info: &nvmlProcessInfo_v2_st) -> (u32, Option<u64>) {
-    let memory = info.usedGpuMemory;
-    (info.pid, (memory != u64::MAX).then_some(memory))
+fn process(info: &impl ProcessInfo) -> (u32, Option<u64>) {
+    let (pid, memory) = info.pid_and_memory();
+    (pid, (memory != u64::MAX).then_some(memory))
 }
 
 fn field_value(value: &nvmlFieldValue_st) -> FieldValue {

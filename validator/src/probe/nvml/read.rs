@@ -24,6 +24,9 @@ const FIELD_NVLINK_CRC_ERRORS: u32 = 163;
 const FIELD_NVLINK_SPEED: u32 = 164;
 /// The scope of a link's field that stands for the sum over all links. Source: nvml.h, at `NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY`.
 const ALL_LINKS: u32 = u32::MAX;
+/// NVLink 5: how often a link went from up into recovery and was lost, and how often it went into recovery at all.
+const FIELD_NVLINK_FAILED_RECOVERIES: u32 = 214;
+const FIELD_NVLINK_RECOVERY_EVENTS: u32 = 215;
 const FIELD_NVLINK_EFFECTIVE_ERRORS: u32 = 219;
 const FIELD_NVLINK_SYMBOL_ERRORS: u32 = 221;
 const FIELD_GPU_RECOVERY_ACTION: u32 = 230;
@@ -50,6 +53,9 @@ const NVLINK_ERROR_REPLAY: u32 = 0;
 const NVLINK_ERROR_RECOVERY: u32 = 1;
 const NVLINK_ERROR_CRC_FLIT: u32 = 2;
 const NVLINK_ERROR_CRC_DATA: u32 = 3;
+/// `NVML_NVLINK_STATE_ACTIVE`, which is also `NVML_FEATURE_ENABLED`, and `NVML_NVLINK_STATE_SLEEP`: the low-power state of
+/// an idle link, out of which traffic wakes it. A link in any other state carries nothing.
+const NVLINK_USABLE_STATES: [u32; 2] = [1, 2];
 /// `NVML_NVLINK_MAX_LINKS`; a driver that knows fewer answers invalid argument.
 const NVLINK_LINKS_MAXIMUM: u32 = 18;
 
@@ -192,6 +198,14 @@ impl GpuReader<'_> {
             Ok(value) => Ok(Some(value)),
             Err(failure) if failure.is_not_supported(self.driver.branch) => Ok(None),
             Err(failure) => Err(failure),
+        }
+    }
+
+    /// A value that people are told and no check judges by: `None`, too, where the library lacks the function.
+    fn told_only<T>(&self, called: Called<T>) -> Called<Option<T>> {
+        match called {
+            Err(failure) if failure.is_missing_function() => Ok(None),
+            called => self.optional(called),
         }
     }
 
@@ -346,25 +360,21 @@ impl GpuReader<'_> {
             current_width: device.current_pcie_link_width()?,
             max_generation: device.max_pcie_link_generation()?,
             max_width: device.max_pcie_link_width()?,
-            gpu_max_generation: self.optional(device.gpu_max_pcie_link_generation())?,
+            gpu_max_generation: self.told_only(device.gpu_max_pcie_link_generation())?,
         })
     }
 
     /// Every link that the GPU has; a GPU all of whose links are refused has no NVLink.
     fn nvlinks(&self) -> Reading<Vec<NvLink>> {
-        let mut links = Vec::new();
+        let mut states = Vec::new();
         for link in 0..NVLINK_LINKS_MAXIMUM {
-            let active = match self.device.nvlink_state(link) {
-                Ok(state) => state != 0,
-                Err(failure) if self.has_no_such_link(&failure) => continue,
+            match self.device.nvlink_state(link) {
+                Ok(state) => states.push(Some(state)),
+                Err(failure) if self.has_no_such_link(&failure) => states.push(None),
                 Err(failure) => return failure.reading(self.driver.branch),
-            };
-            links.push(NvLink {
-                link,
-                active,
-                ..NvLink::default()
-            });
+            }
         }
+        let mut links = links_of(&states);
         if links.is_empty() {
             return Reading::NotSupported;
         }
@@ -415,48 +425,45 @@ impl GpuReader<'_> {
         Ok(())
     }
 
-    /// Speed and the error counts of NVLink 5. The first active link tells which of these fields there are.
+    /// Speed, and the error counts of NVLink 5.
     fn add_nvlink_fields(&self, links: &mut [NvLink]) -> Called<()> {
-        const FIELDS: [u32; 3] = [
-            FIELD_NVLINK_SPEED,
-            FIELD_NVLINK_EFFECTIVE_ERRORS,
-            FIELD_NVLINK_SYMBOL_ERRORS,
-        ];
-        let Some(first) = links.iter().find(|it| it.active) else {
-            return Ok(());
-        };
-        let probed = self
-            .device
-            .field_values(&FIELDS.map(|field| (field, first.link)))?;
-        let mut known = [false; FIELDS.len()];
-        for (known, value) in known.iter_mut().zip(probed) {
-            *known = self.optional(value)?.is_some();
-        }
-        let asked: Vec<(u32, u32)> = links
+        let active: Vec<u32> = links
             .iter()
             .filter(|it| it.active)
-            .flat_map(|it| FIELDS.map(|field| (field, it.link)))
-            .filter(|(field, _)| {
-                FIELDS
-                    .iter()
-                    .zip(known)
-                    .any(|(it, known)| it == field && known)
-            })
+            .map(|it| it.link)
             .collect();
-        if asked.is_empty() {
+        let Some(first) = active.first() else {
             return Ok(());
-        }
-        let mut values = self.device.field_values(&asked)?.into_iter();
+        };
+        let of_links = |field| self.field_of_links(field, *first, &active);
+        let mut speeds = of_links(FIELD_NVLINK_SPEED)?.into_iter();
+        let mut failed_recoveries = of_links(FIELD_NVLINK_FAILED_RECOVERIES)?.into_iter();
+        let mut recovery_events = of_links(FIELD_NVLINK_RECOVERY_EVENTS)?.into_iter();
+        let mut effective_errors = of_links(FIELD_NVLINK_EFFECTIVE_ERRORS)?.into_iter();
+        let mut symbol_errors = of_links(FIELD_NVLINK_SYMBOL_ERRORS)?.into_iter();
         for link in links.iter_mut().filter(|it| it.active) {
-            let mut next = |known: bool| match known.then(|| values.next()).flatten() {
-                Some(value) => self.optional(value),
-                None => Ok(None),
-            };
-            link.speed_mbps = next(known[0])?;
-            link.effective_errors = next(known[1])?;
-            link.symbol_errors = next(known[2])?;
+            link.speed_mbps = speeds.next().flatten();
+            // The counter of older links, all recoveries of NVLink 5, and its failed ones count the same events.
+            link.recovery_errors = link
+                .recovery_errors
+                .max(failed_recoveries.next().flatten())
+                .max(recovery_events.next().flatten());
+            link.effective_errors = effective_errors.next().flatten();
+            link.symbol_errors = symbol_errors.next().flatten();
         }
         Ok(())
+    }
+
+    /// A field of every active link, in a call of its own, since a field that a driver refuses can spoil the others of its
+    /// call. The first link tells whether there is such a field; nothing is told of any link where there is none.
+    fn field_of_links(&self, field: u32, first: u32, links: &[u32]) -> Called<Vec<Option<u64>>> {
+        let mut probed = self.device.field_values(&[(field, first)])?;
+        if self.optional(probed.remove(0))?.is_none() {
+            return Ok(Vec::new());
+        }
+        let asked: Vec<(u32, u32)> = links.iter().map(|link| (field, *link)).collect();
+        let values = self.device.field_values(&asked)?;
+        values.into_iter().map(|it| self.optional(it)).collect()
     }
 
     fn fabric(&self) -> Reading<FabricState> {
@@ -513,16 +520,14 @@ impl GpuReader<'_> {
                 Err(failure) if failure.status() == Some(super::driver::ERROR_INVALID_ARGUMENT) => {
                     Ok(None)
                 }
-                other => other.map(|it| it.map(u32::cast_signed)),
+                other => other.map(|it| it.map(u32::cast_signed).filter(|it| is_threshold(*it))),
             }
         };
         let memory = self.optional(self.field(FIELD_MEMORY_TEMPERATURE))?;
         Ok(Temperature {
             gpu_c: device.temperature(SENSOR_GPU)?.cast_signed(),
             // The field is 0 on memory that has no sensor.
-            memory_c: memory
-                .filter(|it| *it != 0)
-                .and_then(|it| i32::try_from(it).ok()),
+            memory_c: memory.filter(|it| *it != 0).map(degrees),
             slowdown_c: threshold(THRESHOLD_SLOWDOWN)?,
             shutdown_c: threshold(THRESHOLD_SHUTDOWN)?,
             gpu_max_c: threshold(THRESHOLD_GPU_MAX)?,
@@ -566,6 +571,34 @@ impl GpuReader<'_> {
         }
         Ok(processes)
     }
+}
+
+/// The links up to the last one that answers, by their numbers. One that is refused below another that answers is a link
+/// that the GPU should have; those above the last may never have been made.
+fn links_of(states: &[Option<u32>]) -> Vec<NvLink> {
+    let count = states
+        .iter()
+        .rposition(Option::is_some)
+        .map_or(0, |it| it + 1);
+    (0..)
+        .zip(&states[..count])
+        .map(|(link, state)| NvLink {
+            link,
+            active: state.is_some_and(|it| NVLINK_USABLE_STATES.contains(&it)),
+            ..NvLink::default()
+        })
+        .collect()
+}
+
+/// A number that no `i32` holds is no temperature either; it must look too hot rather than not read.
+fn degrees(celsius: u64) -> i32 {
+    i32::try_from(celsius).unwrap_or(i32::MAX)
+}
+
+/// Drivers answer 0, offsets from another threshold or plain nonsense for thresholds that a GPU does not keep. Below 40 C a GPU
+/// would slow down when idle, and above 150 C silicon does not live.
+fn is_threshold(celsius: i32) -> bool {
+    (40..=150).contains(&celsius)
 }
 
 /// This worker, the validator that started it, or another of its workers.
@@ -713,6 +746,34 @@ mod tests {
         assert_eq!(fields("590.44.01"), Some([270, 271]));
         assert_eq!(fields("535.104.05"), None);
         assert_eq!(fields("?"), None);
+    }
+
+    #[test]
+    fn a_refused_link_below_one_that_answers_is_a_link_that_is_down() {
+        let active = |states: &[Option<u32>]| -> Vec<bool> {
+            links_of(states).iter().map(|it| it.active).collect()
+        };
+        assert_eq!(
+            active(&[Some(1), None, Some(0), Some(1), None]),
+            [true, false, false, true]
+        );
+        assert_eq!(links_of(&[None, Some(1)])[1].link, 1);
+        assert_eq!(links_of(&[None, None]), []);
+        // Asleep is usable; a state that this version does not know is not.
+        assert_eq!(active(&[Some(2), Some(3)]), [true, false]);
+    }
+
+    #[test]
+    fn a_temperature_beyond_all_numbers_is_hot() {
+        assert_eq!(degrees(1 << 40), i32::MAX);
+        assert_eq!(degrees(95), 95);
+    }
+
+    #[test]
+    fn nonsense_is_no_threshold() {
+        assert!([40, 89, 95, 150].into_iter().all(is_threshold));
+        let offset = 0xffff_fffe_u32.cast_signed();
+        assert!(![0, 39, 151, offset].into_iter().any(is_threshold));
     }
 
     #[test]

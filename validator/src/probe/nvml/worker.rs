@@ -86,21 +86,21 @@ fn next(gpus: &Mutex<impl Iterator<Item = u32>>) -> Option<u32> {
 
 fn load(output: &Output) -> Option<NvmlLibrary> {
     output.announce(None, "dlopen");
-    let mut errors = Vec::new();
-    for candidate in libraries::candidates("libnvidia-ml.so.1") {
-        match NvmlLibrary::load(OsStr::new(&candidate)) {
-            Ok(library) => {
-                output.nvml("library_path", &libraries::loaded_path("libnvidia-ml.so"));
-                if let Some(scenario) = library.simulator_scenario() {
-                    output.send(&Message::Simulated { scenario });
-                }
-                return Some(library);
+    let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
+    match libraries::load("libnvidia-ml.so.1", open) {
+        Ok(loaded) => {
+            output.nvml("library_path", &libraries::loaded_path("libnvidia-ml.so"));
+            output.nvml("loaded_by_path", &loaded.by_path);
+            if let Some(scenario) = loaded.library.simulator_scenario() {
+                output.send(&Message::Simulated { scenario });
             }
-            Err(error) => errors.push(error),
+            Some(loaded.library)
+        }
+        Err(error) => {
+            output.nvml("initialized", &Reading::<bool>::NotRead(error));
+            None
         }
     }
-    output.nvml("initialized", &Reading::<bool>::NotRead(errors.join("; ")));
-    None
 }
 
 fn read_gpu(
