@@ -7,8 +7,9 @@
 //! ## How it is judged
 //! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else what the EC2 instance type
 //! has. Each of them must be held by the kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG
-//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text names the first layer that misses each GPU. When nothing is expected and
-//! there is no GPU at all, it could not be judged. In a container only the profile's count, NVML and CUDA are compared:
+//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text
+//! names the first layer that misses each GPU. When nothing is expected and there is no GPU at all, it could not be
+//! judged, and neither when the profile states no count and the EC2 instance type could not be read. In a container only the profile's count, NVML and CUDA are compared:
 //! the bus it sees is the host's.
 //!
 //! ## What to do
@@ -24,7 +25,7 @@ use std::collections::BTreeSet;
 use crate::check::{Check, Judge};
 use crate::expect::{self, Expected};
 use crate::facts::{Facts, KernelModules, PciDevice, Reading};
-use crate::findings::{Judgement, Outcome};
+use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
 use crate::machine::{self, counted};
 use crate::profile::Profile;
@@ -92,7 +93,27 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(outcome);
     }
     let layers = "PCI bus, kernel module, NVML";
-    judge_cuda(facts, gpus.len(), layers, expected.as_ref())
+    let outcome = judge_cuda(facts, gpus.len(), layers, expected.as_ref())?;
+    if expected.is_some() || outcome.verdict != Verdict::Pass {
+        return Ok(outcome);
+    }
+    nobody_expects(outcome, facts)
+}
+
+/// All layers agree, and neither the profile nor a known instance type says on how many GPUs they should.
+fn nobody_expects(outcome: Outcome, facts: &Facts) -> Judgement {
+    match &facts.host.ec2 {
+        Reading::NotSupported => Ok(outcome),
+        Reading::Value(instance) => Ok(Outcome::pass(format!(
+            "{}; how many EC2 instance type {} should have is not known",
+            outcome.summary, instance.instance_type
+        ))),
+        Reading::NotRead(reason) => Err(Outcome::error(format!(
+            "{}, but how many there should be is not known: the EC2 instance type could not be read: {reason}",
+            outcome.summary
+        ))
+        .remedy("say in a profile what is expected: gpus: {count: 8}")),
+    }
 }
 
 /// In a container the bus is the host's; what counts is what the container was given.
@@ -324,10 +345,12 @@ fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::Verdict;
     use crate::facts::{
-        CudaFacts, CudaResult, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice, Reading,
+        CudaFacts, CudaResult, Ec2Instance, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice,
+        Reading,
     };
-    use crate::findings::{Finding, Verdict};
+    use crate::findings::Finding;
     use crate::test_machine::{healthy_node, judge_check, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
@@ -407,6 +430,34 @@ mod tests {
                 format!("8 GPUs are on the PCI bus, the profile says {expected}")
             );
         }
+    }
+
+    #[test]
+    fn an_instance_type_that_was_not_read_is_no_agreement() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::NotRead("time-out".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Pass);
+        facts.gpus.remove(2);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn says_that_nobody_knows_the_instance_type() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::Value(Ec2Instance {
+            instance_type: "p9.48xlarge".to_owned(),
+            ..Ec2Instance::default()
+        });
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding
+                .summary
+                .ends_with("how many EC2 instance type p9.48xlarge should have is not known"),
+            "{}",
+            finding.summary
+        );
     }
 
     #[test]
