@@ -17,7 +17,8 @@
 //! again in moments.
 //!
 //! GPUs that are not known as data center models fail only against the profile or without any lane; what else would be
-//! a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8) and have older slots. Virtual GPUs that have no link of their own are skipped.
+//! a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8) and have older slots. Virtual GPUs that
+//! have no link of their own are skipped, an `error` where the profile asks for one.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
@@ -70,7 +71,7 @@ fn objection(gpu: &GpuFacts, by_profile: bool, text: String) -> Outcome {
 fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Outcome {
     let width = link.current_width;
     let by_profile = profile.gpus.pcie.width.is_some();
-    let short_of = |wanted: u32, who: &str| {
+    let short_of = |wanted: u32, who: &str, by_profile: bool| {
         let text = format!("the PCIe link has {width} lanes, {who} {wanted}");
         // A link without lanes is broken in every machine.
         objection(gpu, by_profile || width == 0, text)
@@ -81,16 +82,16 @@ fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile
     let expected = expect::pcie_width(gpu, profile);
     if let Some(expected) = expected.as_ref().filter(|it| width < it.value) {
         let who = format!("{} asks for", expected.source);
-        return short_of(expected.value, &who);
+        return short_of(expected.value, &who, by_profile);
     }
     if let Some(wider) = best_of_siblings(gpu, facts, |it| it.current_width, width) {
-        return short_of(wider, "another GPU of this model here has");
+        return short_of(wider, "another GPU of this model here has", false);
     }
     if width == 0 {
-        return short_of(link.max_width, "GPU and slot can do");
+        return short_of(link.max_width, "GPU and slot can do", false);
     }
     if width < link.max_width && !by_profile {
-        let outcome = short_of(link.max_width, "GPU and slot can do");
+        let outcome = short_of(link.max_width, "GPU and slot can do", false);
         return if is_on_bare_metal(gpu) {
             outcome
         } else {
@@ -113,7 +114,7 @@ fn judge_reachable_generation(
 ) -> Outcome {
     let generation = link.max_generation;
     let by_profile = profile.gpus.pcie.generation.is_some();
-    let short_of = |wanted: u32, who: &str| {
+    let short_of = |wanted: u32, who: &str, by_profile: bool| {
         let text = format!("GPU and slot reach PCIe generation {generation}, {who} {wanted}");
         objection(gpu, by_profile, text)
             .expected(format!("generation {wanted}"))
@@ -123,10 +124,10 @@ fn judge_reachable_generation(
     if let Some(expected) = expect::pcie_generation(gpu, profile).filter(|it| generation < it.value)
     {
         let who = format!("{} asks for", expected.source);
-        return short_of(expected.value, &who);
+        return short_of(expected.value, &who, by_profile);
     }
     if let Some(better) = best_of_siblings(gpu, facts, |it| it.max_generation, generation) {
-        return short_of(better, "another GPU of this model here reaches");
+        return short_of(better, "another GPU of this model here reaches", false);
     }
     Outcome::pass(format!("generation {generation} can be reached"))
 }
@@ -286,6 +287,15 @@ mod tests {
             Verdict::Fail
         );
         assert_eq!(workstation("{}", |it| it.current_width = 0), Verdict::Fail);
+        let mut facts = healthy_node();
+        for gpu in &mut facts.gpus {
+            gpu.name = Reading::Value("NVIDIA GeForce RTX 3090".to_owned());
+            gpu.pci_device_id = Reading::Value(0x2204);
+        }
+        set_link(&mut facts.gpus[0], |it| it.current_width = 8);
+        let narrow = "gpus: {pcie: {width: 8}}";
+        let finding = judge_check(&CHECK, &facts, narrow).swap_remove(0);
+        assert_eq!(finding.verdict, Verdict::Warn, "only the siblings object");
     }
 
     #[test]

@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn errs_when_the_profile_limits_what_the_driver_does_not_tell() {
-        let silent = |profile| {
+        let silent = |profile: &str| {
             let mut gpu = healthy_t4();
             make_model_unknown(&mut gpu);
             gpu.temperature = Reading::NotSupported;
