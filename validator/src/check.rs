@@ -3,6 +3,7 @@
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Finding, GpuSubject, Judgement, Outcome, Subject, Verdict};
 use crate::level::{Level, Stage};
+use crate::machine;
 use crate::profile::{Profile, Severity};
 use crate::reference::GpuModel;
 
@@ -90,8 +91,10 @@ fn judge_each_gpu(
     });
     let unlisted = unlisted_gpus(facts).into_iter().map(|subject| {
         let outcome = outcome_of(check, facts, profile, level, || {
-            Ok(Outcome::skip(
-                "NVML does not list this GPU, which gpu_count reports",
+            Err(machine::reported_by(
+                "gpu_count",
+                "NVML does not list this GPU",
+                profile,
             ))
         });
         finding(check, facts, Subject::Gpu(subject), outcome)
@@ -101,7 +104,11 @@ fn judge_each_gpu(
         return findings;
     }
     let outcome = outcome_of(check, facts, profile, level, || {
-        Ok(Outcome::skip("no GPU was found, which gpu_count reports"))
+        Err(machine::reported_by(
+            "gpu_count",
+            "no GPU was found",
+            profile,
+        ))
     });
     vec![finding(check, facts, Subject::Host, outcome)]
 }
@@ -164,8 +171,17 @@ pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> 
     crate::expect::gpu_model(gpu).is_some_and(has)
 }
 
-/// GPUs on the PCI bus that NVML does not list.
+/// The GPU's model may have something: it is known to, or nobody knows the model.
+pub(crate) fn model_may_have(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
+    crate::expect::gpu_model(gpu).is_none_or(has)
+}
+
+/// GPUs on the PCI bus that NVML does not list. In a container the bus is the host's, and what NVML does not list was
+/// not given to it.
 pub(crate) fn unlisted_gpus(facts: &Facts) -> Vec<GpuSubject> {
+    if machine::in_container(facts) {
+        return Vec::new();
+    }
     let Some(devices) = facts.host.pci_devices.value() else {
         return Vec::new();
     };
@@ -309,7 +325,7 @@ mod tests {
     use super::{Judge, judge, title, worst_of};
     use crate::checks::ALL;
     use crate::facts::{Facts, GpuFacts, MigDevice, MigMode, Reading};
-    use crate::findings::{Finding, Judgement, Outcome, Verdict};
+    use crate::findings::{Finding, Judgement, Outcome, Subject, Verdict};
     use crate::level::Level;
     use crate::profile::Profile;
     use crate::test_machine::{
@@ -419,7 +435,7 @@ mod tests {
         judge_all(facts)
             .into_iter()
             .filter(|it| each_gpu(&it.check))
-            .filter(|it| it.subject == crate::findings::Subject::Gpu(first.clone()))
+            .filter(|it| it.subject == Subject::Gpu(first.clone()))
             .collect()
     }
 
@@ -549,6 +565,40 @@ mod tests {
                 .count();
             assert!(errors > 0, "nothing says that {field} was not read");
         }
+    }
+
+    /// What the checks that judge each GPU say of the GPU at `address`.
+    fn verdicts_about(facts: &Facts, profile: &str, address: &str) -> BTreeSet<Verdict> {
+        let profile = crate::profile::parse(profile, "test profile").expect("a profile");
+        judge(facts, &profile, Level::Extended)
+            .into_iter()
+            .filter(|it| match &it.subject {
+                Subject::Gpu(gpu) => gpu.pci_address.as_deref() == Some(address),
+                Subject::Host => false,
+            })
+            .map(|it| it.verdict)
+            .collect()
+    }
+
+    #[test]
+    fn an_unlisted_gpu_is_skipped_only_while_gpu_count_fails_for_it() {
+        let mut facts = healthy_node();
+        let lost = facts.gpus.remove(3);
+        let address = lost.pci_address.value().expect("it has an address");
+        let said = verdicts_about(&facts, "{}", address);
+        assert_eq!(said, BTreeSet::from([Verdict::Skip]));
+        let softened = "checks: {gpu_count: {severity: warn, reason: known}}";
+        let said = verdicts_about(&facts, softened, address);
+        assert_eq!(said, BTreeSet::from([Verdict::Error]));
+    }
+
+    #[test]
+    fn gpus_that_a_container_was_not_given_are_no_subjects() {
+        let mut facts = healthy_node();
+        let others = facts.gpus.remove(3);
+        facts.host.in_container = Reading::Value(true);
+        let address = others.pci_address.value().expect("it has an address");
+        assert_eq!(verdicts_about(&facts, "{}", address), BTreeSet::new());
     }
 
     fn verdict_of(parts: &[Judgement]) -> Verdict {

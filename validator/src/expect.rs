@@ -43,6 +43,9 @@ impl<T> Expected<T> {
 /// The systemd service that sets NVSwitches up.
 pub(crate) const FABRIC_MANAGER_SERVICE: &str = "nvidia-fabricmanager";
 
+/// HGX boards of Blackwell GPUs show no function of their NVSwitches, so that this says nothing of the fabric itself.
+const NO_NVSWITCH: &str = "no NVSwitch is visible; fabric_state judges the result";
+
 /// GPUs of a whole HGX or DGX board, on which every NVLink of every GPU is connected.
 const GPUS_OF_A_WHOLE_BOARD: usize = 8;
 
@@ -231,7 +234,7 @@ pub(crate) fn fabric_manager(facts: &Facts, profile: &Profile) -> Option<Expecte
             let row = ec2_instance(facts)?;
             Some(Expected::by_instance(row, row.fabric_manager))
         })
-        .or_else(|| switches.map(|_| by_bus(false, "no NVSwitch on the PCI bus")))
+        .or_else(|| switches.map(|_| by_bus(false, NO_NVSWITCH)))
 }
 
 #[cfg(test)]
@@ -430,10 +433,7 @@ mod tests {
         // Eight GPUs with a fabric, but the host keeps the switches: nothing to run here.
         let mut guest = node(8, &h200());
         on_the_bus(&mut guest, &[(0x2335, 0x03_0200)]);
-        assert_eq!(
-            needed(&guest),
-            Some((false, "no NVSwitch on the PCI bus".to_owned()))
-        );
+        assert_eq!(needed(&guest), Some((false, NO_NVSWITCH.to_owned())));
         on_the_bus(&mut guest, &[(0x2335, 0x03_0200), (0x22a3, 0x06_8000)]);
         assert_eq!(
             needed(&guest),

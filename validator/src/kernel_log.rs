@@ -12,6 +12,8 @@ pub enum KernelEvent {
     Xid(Xid),
     /// `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 …`
     Sxid(Sxid),
+    /// `NVRM: Xid (` or `SXid (`, and then something else than expected: certainly trouble, but not which.
+    Unparsed { pci_address: Option<String> },
     /// "fallen off the bus" in a message without an Xid number.
     FallenOffBus { pci_address: Option<String> },
     /// PCIe Advanced Error Reporting.
@@ -34,7 +36,8 @@ impl KernelEvent {
         match self {
             Self::Xid(xid) => xid.pci_address.as_deref(),
             Self::Sxid(sxid) => sxid.pci_address.as_deref(),
-            Self::FallenOffBus { pci_address }
+            Self::Unparsed { pci_address }
+            | Self::FallenOffBus { pci_address }
             | Self::Aer { pci_address, .. }
             | Self::GpuInitializationFailed { pci_address }
             | Self::NouveauBound { pci_address } => pci_address.as_deref(),
@@ -183,6 +186,12 @@ pub fn parse(text: &str) -> Option<KernelEvent> {
         .or_else(|| parse_sxid(text).map(KernelEvent::Sxid))
         .or_else(|| parse_aer(text))
         .or_else(|| parse_driver_message(text))
+        .or_else(|| {
+            let is_xid = text.contains("NVRM: Xid (") || text.contains("SXid (");
+            is_xid.then(|| KernelEvent::Unparsed {
+                pci_address: first_pci_address(text),
+            })
+        })
 }
 
 fn parse_xid(text: &str) -> Option<Xid> {
@@ -401,6 +410,35 @@ mod tests {
                 text: (*line).to_owned(),
             })
             .collect()
+    }
+
+    #[test]
+    fn an_xid_that_cannot_be_read_is_an_event_all_the_same() {
+        for (text, address) in [
+            (
+                "NVRM: Xid (PCI:0000:3b:00): seventy-nine",
+                Some("0000:3b:00.0"),
+            ),
+            ("NVRM: Xid (PCI:0000:3b", None),
+            (
+                "NVRM: Xid (PCI:0000:3b:00): 99999999999, pid=1",
+                Some("0000:3b:00.0"),
+            ),
+            (
+                "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): Fatal",
+                Some("0000:c1:00.0"),
+            ),
+        ] {
+            assert_eq!(
+                parse(text),
+                Some(KernelEvent::Unparsed {
+                    pci_address: address.map(str::to_owned)
+                }),
+                "{text}"
+            );
+        }
+        let lost = parse("NVRM: Xid (PCI:0000:3b:00): GPU has fallen off the bus.");
+        assert!(matches!(lost, Some(KernelEvent::FallenOffBus { .. })));
     }
 
     #[test]

@@ -169,8 +169,7 @@ pub(crate) struct GpuArchitecture {
     pub(crate) compute_capability: Option<ComputeCapability>,
 }
 
-/// The architecture of every GPU of the machine: from NVML, else from CUDA, else from the reference table. In a container
-/// only the GPUs that NVML lists belong to it.
+/// The architecture of every GPU of the machine: from NVML, else from CUDA, else from the reference table.
 pub(crate) fn gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
     let listed = facts.gpus.iter().map(|gpu| GpuArchitecture {
         gpu: name_of(gpu),
@@ -185,9 +184,6 @@ pub(crate) fn gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
             .or_else(|| cuda_compute_capability(facts, gpu.uuid.value()?))
             .or_else(|| expect::gpu_model(gpu).map(|model| model.compute_capability)),
     });
-    if in_container(facts) {
-        return listed.collect();
-    }
     let unlisted = check::unlisted_gpus(facts).into_iter().map(|subject| {
         let device_id = facts
             .host

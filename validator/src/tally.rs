@@ -28,6 +28,22 @@ impl Tally {
         self.parts.push((Verdict::Fail, text.into()));
     }
 
+    /// Takes over all texts of `other`.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.parts.extend(other.parts);
+    }
+
+    /// Takes over all texts of `other`, what failed there as a warning.
+    pub(crate) fn add_softened(&mut self, other: Self) {
+        let soften = |verdict| match verdict {
+            Verdict::Fail => Verdict::Warn,
+            verdict => verdict,
+        };
+        let parts = other.parts.into_iter();
+        self.parts
+            .extend(parts.map(|(verdict, text)| (soften(verdict), text)));
+    }
+
     /// The worst verdict so far: fail, then error, then warn, then pass; `None` when nothing was judged.
     pub(crate) fn worst(&self) -> Option<Verdict> {
         self.parts.iter().map(|(verdict, _)| *verdict).max()

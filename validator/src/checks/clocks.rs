@@ -35,7 +35,7 @@ pub(crate) const CHECK: Check = Check {
 };
 
 /// Of the maximum, in P0; see Source above.
-const MEMORY_CLOCK_MINIMUM_PERCENT: u32 = 95;
+const MEMORY_CLOCK_MINIMUM_PERCENT: u64 = 95;
 
 const REMEDY: &str = "nvidia-smi --reset-gpu-clocks, --reset-memory-clocks and --reset-applications-clocks on this GPU, and find out who sets them";
 
@@ -59,8 +59,8 @@ fn judge_memory_clock(clocks: &Clocks, gpu: &GpuFacts) -> Judgement {
             "the memory clock is {current_mhz} MHz in P{state}"
         )));
     }
-    let minimum_mhz = maximum_mhz * MEMORY_CLOCK_MINIMUM_PERCENT / 100;
-    if current_mhz < minimum_mhz {
+    let minimum_mhz = u64::from(maximum_mhz) * MEMORY_CLOCK_MINIMUM_PERCENT / 100;
+    if u64::from(current_mhz) < minimum_mhz {
         return Ok(Outcome::warn(format!(
             "the memory clock is {current_mhz} MHz in P0, {maximum_mhz} MHz is its maximum"
         ))
@@ -141,6 +141,12 @@ mod tests {
             locked.summary,
             "the memory clock is 2201 MHz in P0, 3201 MHz is its maximum"
         );
+    }
+
+    #[test]
+    fn an_absurd_maximum_does_not_overflow() {
+        let finding = with(|it| it.max_memory_mhz = Some(u32::MAX));
+        assert_eq!(finding.verdict, Verdict::Warn);
     }
 
     #[test]

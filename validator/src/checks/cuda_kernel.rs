@@ -7,8 +7,10 @@
 //! ## How it is judged
 //! One process for each GPU runs an embedded PTX kernel that needs nothing but the driver. Every value must equal the host's
 //! own, bit for bit. A wrong value or a CUDA error fails; a process that crashed, or did not answer in time, is an error, as
-//! it was not seen what the GPU computes; a GPU that others are using is busy, which is not broken. Judged at level
-//! `standard` and above; skipped where CUDA does not initialise at all.
+//! it was not seen what the GPU computes; a GPU that others are using is busy, which is not broken, and so is one that
+//! has no memory left (in a container also one with much memory in use, whose owners NVML hides there). In MIG mode the
+//! kernel runs on one MIG device, and the finding says of how many. Judged at level `standard` and above; skipped where
+//! CUDA does not initialise at all.
 //!
 //! ## What to do
 //! Take the node out of service, and keep the report: wrong values are hardware until proven otherwise. For a CUDA error,
@@ -33,8 +35,13 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/cuda/cuda-driver-api/",
 };
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_DEVICE_UNAVAILABLE` (cuda.h): on a GPU that others use, these say busy.
-const ERRORS_OF_A_BUSY_GPU: [u32; 2] = [2, 46];
+/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
+const OUT_OF_MEMORY: u32 = 2;
+/// A context with its first allocations needs a few hundred MiB; with less than this free nothing can start. This
+/// project's own choice.
+const ROOM_MINIMUM_BYTES: u64 = 64 << 20;
+/// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in `idle_memory`.
+const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;
 
 /// `cuInit` succeeded in the probe.
 pub(super) fn cuda_initialised(facts: &Facts) -> bool {
@@ -68,10 +75,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             )));
         }
     };
-    Ok(judge_run(run, gpu))
+    Ok(judge_run(run, gpu, facts))
 }
 
-fn judge_run(run: &KernelRun, gpu: &GpuFacts) -> Outcome {
+fn judge_run(run: &KernelRun, gpu: &GpuFacts, facts: &Facts) -> Outcome {
     // What was seen to be wrong is wrong, however the process ended.
     if run.mismatches > 0 {
         return wrong_values(run);
@@ -81,10 +88,15 @@ fn judge_run(run: &KernelRun, gpu: &GpuFacts) -> Outcome {
             Outcome::error("the check kernel ended, but no value was compared")
         }
         WorkerEnd::Finished => Outcome::pass(format!(
-            "the check kernel computed {} values, all right",
-            run.values_compared
+            "the check kernel computed {} values{}, all right",
+            run.values_compared,
+            where_it_ran(gpu)
         )),
-        WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name, gpu),
+        WorkerEnd::CudaError { code, .. } if *code == OUT_OF_MEMORY && is_full(gpu, facts) => {
+            Outcome::busy("the GPU's memory is in use, so the check kernel had no room: CUDA_ERROR_OUT_OF_MEMORY (2)")
+                .remedy("run again when the GPU is free; idle_memory judges memory that nobody uses")
+        }
+        WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name),
         WorkerEnd::Busy(reason) => {
             Outcome::busy(format!("the GPU is in use, so no kernel was put on it: {reason}"))
                 .remedy("run again when the GPU is free")
@@ -131,17 +143,26 @@ fn wrong_values(run: &KernelRun) -> Outcome {
     .remedy("take the node out of service and have the GPU inspected; keep this report")
 }
 
-fn cuda_error(call: &str, code: u32, name: &str, gpu: &GpuFacts) -> Outcome {
-    let others_use_it = gpu
-        .processes
-        .value()
-        .is_some_and(|processes| !processes.is_empty());
-    if others_use_it && ERRORS_OF_A_BUSY_GPU.contains(&code) {
-        return Outcome::busy(format!(
-            "the GPU is in use by other processes, so the check kernel could not run: {call} answered {name} ({code})"
-        ))
-        .remedy("run again when the GPU is free");
+/// In MIG mode only the first MIG device is worked.
+fn where_it_ran(gpu: &GpuFacts) -> String {
+    let devices = gpu.mig_devices.value().map_or(0, Vec::len);
+    if gpu.mig.value().is_some_and(|mig| mig.current) && devices > 0 {
+        format!(" on 1 of {}", machine::counted(devices, "MIG device"))
+    } else {
+        String::new()
     }
+}
+
+/// NVML does not show a container the processes of others: full memory is then the only sign of them.
+fn is_full(gpu: &GpuFacts, facts: &Facts) -> bool {
+    let Some(memory) = gpu.memory.value() else {
+        return false;
+    };
+    let hidden_owners = machine::in_container(facts) && memory.used_bytes > SOMEBODYS_DATA_BYTES;
+    memory.free_bytes < ROOM_MINIMUM_BYTES || hidden_owners
+}
+
+fn cuda_error(call: &str, code: u32, name: &str) -> Outcome {
     let observed = format!("{call}: {name} ({code})");
     let outcome = match explain_cuda_error(code) {
         Some(explanation) => Outcome::fail(format!(
@@ -165,7 +186,8 @@ fn last_line(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use crate::facts::{
-        CudaResult, Facts, GpuProcess, KernelRun, Reading, ValueMismatch, WorkerEnd,
+        CudaResult, Facts, GpuProcess, KernelRun, MemoryUse, MigDevice, MigMode, Reading,
+        ValueMismatch, WorkerEnd,
     };
     use crate::findings::{Finding, Verdict};
     use crate::level::Level;
@@ -267,22 +289,56 @@ mod tests {
         assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
     }
 
-    #[test]
-    fn a_gpu_without_room_is_busy_only_when_others_use_it() {
-        let out_of_memory = |run: &mut KernelRun| {
+    fn cuda_error_on_the_third(code: u32, name: &str) -> Facts {
+        node_with(|run| {
             run.end = WorkerEnd::CudaError {
                 call: "cuCtxCreate".to_owned(),
-                code: 2,
-                name: "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
+                code,
+                name: name.to_owned(),
             };
+        })
+    }
+
+    #[test]
+    fn a_gpu_without_room_is_busy() {
+        let mut facts = cuda_error_on_the_third(2, "CUDA_ERROR_OUT_OF_MEMORY");
+        let mut use_mib = |used_mib: u64, in_container| {
+            facts.host.in_container = Reading::Value(in_container);
+            facts.gpus[2].memory = Reading::Value(MemoryUse {
+                total_bytes: 143_155 << 20,
+                reserved_bytes: Some(0),
+                used_bytes: used_mib << 20,
+                free_bytes: (143_155 - used_mib) << 20,
+            });
+            let finding = judge(&facts)[2].clone();
+            (finding.verdict, finding.busy)
         };
-        let mut facts = node_with(out_of_memory);
-        facts.gpus[2].processes = Reading::Value(Vec::new());
-        let finding = &judge(&facts)[2];
-        assert_eq!((finding.verdict, finding.busy), (Verdict::Fail, false));
+        assert_eq!(use_mib(0, false), (Verdict::Fail, false));
+        assert_eq!(use_mib(143_091, false), (Verdict::Fail, false));
+        assert_eq!(use_mib(143_092, false), (Verdict::Error, true));
+        assert_eq!(use_mib(1024, true), (Verdict::Fail, false));
+        assert_eq!(use_mib(1025, true), (Verdict::Error, true));
+    }
+
+    #[test]
+    fn a_gpu_that_denies_itself_in_default_mode_is_broken_whoever_uses_it() {
+        let mut facts = cuda_error_on_the_third(46, "CUDA_ERROR_DEVICE_UNAVAILABLE");
         facts.gpus[2].processes = Reading::Value(vec![GpuProcess::default()]);
-        let finding = &judge(&facts)[2];
-        assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
+        assert_eq!(judge(&facts)[2].verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn says_on_how_many_mig_devices_it_ran() {
+        let mut facts = healthy_node();
+        facts.gpus[0].mig = Reading::Value(MigMode {
+            current: true,
+            pending: true,
+        });
+        facts.gpus[0].mig_devices = Reading::Value(vec![MigDevice::default(); 7]);
+        assert_eq!(
+            judge(&facts)[0].summary,
+            "the check kernel computed 1048576 values on 1 of 7 MIG devices, all right"
+        );
     }
 
     #[test]

@@ -12,7 +12,9 @@
 //!   of this toolkit does not: pass, with that said;
 //! - has no machine code for the GPU, only PTX that the driver compiles: a warning;
 //! - impossible: the driver is older than the minimum, the toolkit gave the GPU's architecture up, or it has only PTX and
-//!   the driver is too old for that: fail.
+//!   the driver is too old for that: fail where the profile asks for this toolkit (`cuda.toolkits`), and where no
+//!   toolkit of the machine works, as the one that programs get by default then does not either; a warning beside a
+//!   toolkit that works, and always for a wheel, which concerns only its own Python environment.
 //!
 //! A `cuda-compat` library that CUDA really uses counts as the driver. Toolkits of `cuda.toolkits` in the profile must be
 //! there. Skipped when there is no toolkit and none is asked for.
@@ -62,11 +64,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     judge_required(toolkits, &profile.cuda.toolkits, &mut tally);
     if !toolkits.is_empty() {
         match machine_of(facts, profile) {
-            Ok(machine) => {
-                for toolkit in toolkits {
-                    judge_toolkit(toolkit, &machine, &mut tally);
-                }
-            }
+            Ok(machine) => judge_toolkits(toolkits, &machine, profile, &mut tally),
             // A toolkit that must be there and is not is a fault whatever the driver.
             Err(outcome) if tally.worst() != Some(Verdict::Fail) => return Err(outcome),
             Err(_) => {}
@@ -84,16 +82,63 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
+/// Judges each toolkit by itself, and softens the failures that concern nobody who did not choose that toolkit.
+fn judge_toolkits(
+    toolkits: &[CudaToolkit],
+    machine: &Machine,
+    profile: &Profile,
+    tally: &mut Tally,
+) {
+    let judged: Vec<(&CudaToolkit, Tally)> = toolkits
+        .iter()
+        .map(|toolkit| {
+            let mut own = Tally::default();
+            judge_toolkit(toolkit, machine, &mut own);
+            (toolkit, own)
+        })
+        .collect();
+    let one_works = judged.iter().any(|(toolkit, own)| {
+        toolkit.kind == CudaToolkitKind::Toolkit
+            && matches!(own.worst(), Some(Verdict::Pass | Verdict::Warn))
+    });
+    for (toolkit, own) in judged {
+        let is_wheel = toolkit.kind == CudaToolkitKind::PythonWheel;
+        if is_wheel || (one_works && !is_asked_for(toolkit, profile)) {
+            tally.add_softened(own);
+        } else {
+            tally.add(own);
+        }
+    }
+}
+
+fn is_asked_for(toolkit: &CudaToolkit, profile: &Profile) -> bool {
+    toolkit.kind == CudaToolkitKind::Toolkit
+        && toolkit
+            .version
+            .value()
+            .and_then(|text| text.parse::<CudaVersion>().ok())
+            .is_some_and(|found| {
+                profile
+                    .cuda
+                    .toolkits
+                    .iter()
+                    .any(|wanted| is_release(found, *wanted))
+            })
+}
+
+/// Whether `found` is the release that `wanted` names, with or without an update number.
+fn is_release(found: CudaVersion, wanted: CudaVersion) -> bool {
+    (found.major, found.minor) == (wanted.major, wanted.minor)
+        && (wanted.update.is_none() || wanted.update == found.update)
+}
+
 fn judge_required(toolkits: &[CudaToolkit], required: &[CudaVersion], tally: &mut Tally) {
     for wanted in required {
         let is_there = toolkits
             .iter()
             .filter(|toolkit| toolkit.kind == CudaToolkitKind::Toolkit)
             .filter_map(|toolkit| toolkit.version.value()?.parse::<CudaVersion>().ok())
-            .any(|found| {
-                (found.major, found.minor) == (wanted.major, wanted.minor)
-                    && (wanted.update.is_none() || wanted.update == found.update)
-            });
+            .any(|found| is_release(found, *wanted));
         if is_there {
             continue;
         }
@@ -387,9 +432,35 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_toolkit_decides() {
+    fn a_toolkit_that_cannot_work_fails_only_where_it_is_meant() {
         let mut facts = node("580.159.04", (7, 0), "12.8.1");
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+        if let Reading::Value(toolkits) = &mut facts.host.cuda_toolkits {
+            toolkits.push(toolkit("13.0.1"));
+        }
+        let beside = judge(&facts, "{}");
+        assert_eq!(beside.verdict, Verdict::Warn);
+        assert!(beside.summary.contains("no longer supports"));
+        let asked = judge(&facts, "cuda: {toolkits: ['13.0']}");
+        assert_eq!(asked.verdict, Verdict::Fail);
+        if let Reading::Value(toolkits) = &mut facts.host.cuda_toolkits {
+            toolkits.remove(0);
+        }
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_wheel_never_fails_and_makes_no_toolkit_work() {
+        let mut facts = node("580.159.04", (7, 0), "13.0.88");
+        let as_wheel = |facts: &mut Facts| {
+            if let Reading::Value(toolkits) = &mut facts.host.cuda_toolkits {
+                toolkits[0].kind = CudaToolkitKind::PythonWheel;
+            }
+        };
+        as_wheel(&mut facts);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Warn);
+        let mut facts = node("580.159.04", (7, 0), "12.8.90");
+        as_wheel(&mut facts);
         if let Reading::Value(toolkits) = &mut facts.host.cuda_toolkits {
             toolkits.push(toolkit("13.0.1"));
         }

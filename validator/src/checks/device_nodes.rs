@@ -5,7 +5,8 @@
 //! containers do not get, although the driver is fine.
 //!
 //! ## How it is judged
-//! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container: that NVML lists), with
+//! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container, or where
+//! `/proc/driver/nvidia` is hidden: that NVML lists), with
 //! `/dev/nvidiactl` and `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
 //! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing `/dev/nvidia-uvm` only warns when CUDA
 //! initialised: then a privileged program made it on first use, which a container cannot. With MIG on there must be
@@ -102,7 +103,9 @@ fn wanted_gpu_nodes(
     modules: &KernelModules,
     tally: &mut Tally,
 ) -> Vec<(String, String)> {
-    let minors: Vec<(String, Option<u32>)> = if machine::in_container(facts) {
+    // Where /proc/driver is hidden the module's own list is empty, and NVML's takes its place.
+    let by_nvml = machine::in_container(facts) || modules.nvidia_gpus.is_empty();
+    let minors: Vec<(String, Option<u32>)> = if by_nvml {
         facts
             .gpus
             .iter()
@@ -218,6 +221,21 @@ mod tests {
     }
 
     #[test]
+    fn asks_nvml_where_the_modules_own_list_is_hidden() {
+        let mut facts = healthy_node();
+        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
+            modules.nvidia_gpus.clear();
+        }
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(finding.summary.starts_with("8 GPU nodes"));
+        remove(&mut facts, "/dev/nvidia3");
+        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+        facts.gpus[3].minor_number = Reading::NotRead("unknown error".to_owned());
+        assert_eq!(judge(&facts).verdict, Verdict::Error);
+    }
+
+    #[test]
     fn fails_when_one_may_not_be_opened() {
         let mut facts = healthy_node();
         nodes(&mut facts)[1].accessible = false;
@@ -307,13 +325,6 @@ mod tests {
         if let Reading::Value(modules) = &mut facts.host.kernel_modules {
             modules.nvidia_gpus.clear();
         }
-        let finding = judge(&facts);
-        assert_eq!(finding.verdict, Verdict::Error, "NVML lists them");
-        assert!(
-            finding.summary.contains("NVML lists 8"),
-            "{}",
-            finding.summary
-        );
         facts.gpus.clear();
         assert_eq!(judge(&facts).verdict, Verdict::Skip);
     }

@@ -7,8 +7,10 @@
 //!
 //! ## How it is judged
 //! Every version that can be read must equal that of the loaded kernel module: what NVML says of the driver, NVML's own,
-//! the `libnvidia-ml` and `libcuda` files that the loader would take, and the firmware that each GPU's GSP runs. A
-//! `libcuda` from a `cuda-compat` folder is left to `cuda_compat_package`.
+//! the `libnvidia-ml` and `libcuda` files that the loader would take, and the firmware that each GPU's GSP runs. Where
+//! the loader would find no such file although NVML or CUDA was loaded, the loaded file's name must tell the version, or
+//! it is an `error`. A `libcuda` from a `cuda-compat` folder is left to `cuda_compat_package`. A pass names what was
+//! compared.
 //!
 //! ## What to do
 //! Reboot after a driver upgrade. If that does not help, remove every NVIDIA driver package and install one version.
@@ -37,23 +39,35 @@ pub(crate) const CHECK: Check = Check {
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let module = machine::driver_version(facts, profile)?;
     let mut tally = Tally::default();
-    compare_library(
-        first_library(facts, &facts.host.libnvidia_ml_files),
-        "libnvidia-ml",
-        &module,
-        &mut tally,
-    );
-    compare_library(
-        first_library(facts, &facts.host.libcuda_files),
-        "libcuda",
-        &module,
-        &mut tally,
-    );
     let nvml_answers = facts.nvml.initialized == Reading::Value(true);
+    let mut compared = vec!["kernel module"];
+    if compare_library(
+        &facts.host.libnvidia_ml_files,
+        nvml_answers.then(|| facts.nvml.library_path.as_deref().unwrap_or_default()),
+        "libnvidia-ml",
+        (facts, &module),
+        &mut tally,
+    ) {
+        compared.push("libnvidia-ml");
+    }
+    if compare_library(
+        &facts.host.libcuda_files,
+        facts.cuda.library.value().map(String::as_str),
+        "libcuda",
+        (facts, &module),
+        &mut tally,
+    ) {
+        compared.push("libcuda");
+    }
     if nvml_answers {
         compare_nvml(facts, &module, &mut tally);
+        compared.push("NVML");
+        let mut any_gsp = false;
         for gpu in &facts.gpus {
-            compare_gsp_firmware(gpu, &module, &mut tally);
+            any_gsp |= compare_gsp_firmware(gpu, &module, &mut tally);
+        }
+        if any_gsp {
+            compared.push("GSP firmware");
         }
     }
     let worst = tally.worst();
@@ -67,7 +81,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let outcome = tally.outcome(Outcome::error("no component of the driver was compared"));
     Ok(match worst {
         Some(Verdict::Pass) => Outcome::pass(format!(
-            "kernel module, NVML, libcuda and GSP firmware are of driver {module}"
+            "{} are of driver {module}",
+            compared.join(", ")
         )),
         Some(Verdict::Fail) => outcome
             .expected(format!("{module}, the version of the loaded kernel module"))
@@ -79,40 +94,56 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
-/// The file that the loader would take, if it is the driver's own.
-fn first_library<'a>(
-    facts: &Facts,
-    files: &'a Reading<Vec<LibraryFile>>,
-) -> Result<Option<&'a LibraryFile>, Outcome> {
-    let files = files.required("the loader's libraries")?;
-    let compat = facts.host.cuda_compat.value();
-    let of_compat_package = |file: &LibraryFile| {
-        compat
-            .into_iter()
-            .flatten()
-            .any(|package| file.resolved.starts_with(&format!("{}/", package.path)))
-    };
-    Ok(files.iter().find(|file| !of_compat_package(file)))
+/// Whether the file lies in the folder of a `cuda-compat` package.
+fn is_of_compat_package(facts: &Facts, resolved: &str) -> bool {
+    let packages = facts.host.cuda_compat.value().into_iter().flatten();
+    packages
+        .into_iter()
+        .any(|package| resolved.starts_with(&format!("{}/", package.path)))
 }
 
+/// Compares the file that the loader would take, else the one that is `loaded`; whether there was one to compare.
 fn compare_library(
-    file: Result<Option<&LibraryFile>, Outcome>,
+    files: &Reading<Vec<LibraryFile>>,
+    loaded: Option<&str>,
     name: &str,
-    module: &DriverVersion,
+    (facts, module): (&Facts, &DriverVersion),
     tally: &mut Tally,
-) {
-    match file {
-        Err(outcome) => tally.error(format!("{name}: {}", outcome.summary)),
+) -> bool {
+    let files = match files.required("the loader's libraries") {
+        Ok(files) => files,
+        Err(outcome) => {
+            tally.error(format!("{name}: {}", outcome.summary));
+            return false;
+        }
+    };
+    let own = files
+        .iter()
+        .find(|file| !is_of_compat_package(facts, &file.resolved));
+    let (path, version) = match (own, loaded) {
+        (Some(file), _) => (file.resolved.as_str(), file.version.as_deref()),
+        (None, Some(loaded)) if !is_of_compat_package(facts, loaded) => {
+            (loaded, version_in_name(loaded))
+        }
         // A library that is not there is reported by nvml_library and cuda_driver_library.
-        Ok(None) => {}
-        Ok(Some(file)) => match &file.version {
-            None => tally.error(format!(
-                "the version of {} cannot be told from its name",
-                file.resolved
-            )),
-            Some(version) => compare(&file.resolved, version, module, tally),
-        },
+        (None, _) => return false,
+    };
+    match version {
+        Some(version) => compare(path, version, module, tally),
+        None if own.is_some() => tally.error(format!(
+            "the version of {path} cannot be told from its name"
+        )),
+        None => tally.error(format!(
+            "{name} is loaded, but the loader finds no such file whose version could be compared"
+        )),
     }
+    true
+}
+
+/// `580.159.04` of `/usr/lib/libcuda.so.580.159.04`.
+fn version_in_name(path: &str) -> Option<&str> {
+    let (_, version) = path.rsplit_once(".so.")?;
+    version.contains('.').then_some(version)
 }
 
 fn compare_nvml(facts: &Facts, module: &DriverVersion, tally: &mut Tally) {
@@ -130,7 +161,8 @@ fn compare_nvml(facts: &Facts, module: &DriverVersion, tally: &mut Tally) {
     }
 }
 
-fn compare_gsp_firmware(gpu: &GpuFacts, module: &DriverVersion, tally: &mut Tally) {
+/// Whether there was a version to compare.
+fn compare_gsp_firmware(gpu: &GpuFacts, module: &DriverVersion, tally: &mut Tally) -> bool {
     let what = format!("GSP firmware of {}", machine::name_of(gpu));
     match &gpu.gsp_firmware_version {
         Reading::Value(version) => compare(&what, version, module, tally),
@@ -140,6 +172,7 @@ fn compare_gsp_firmware(gpu: &GpuFacts, module: &DriverVersion, tally: &mut Tall
         Reading::NotRead(_) if gpu.lost.is_some() => {}
         Reading::NotRead(reason) => tally.error(format!("{what} could not be read: {reason}")),
     }
+    gpu.gsp_firmware_version.value().is_some()
 }
 
 fn compare(what: &str, version: &str, module: &DriverVersion, tally: &mut Tally) {
@@ -248,6 +281,39 @@ mod tests {
         let finding = judge(&facts);
         assert_eq!(finding.verdict, Verdict::Skip);
         assert!(finding.summary.contains("nvml_library"));
+    }
+
+    #[test]
+    fn a_pass_names_only_what_was_compared() {
+        let mut facts = healthy_node();
+        for gpu in &mut facts.gpus {
+            gpu.gsp_firmware_version = Reading::NotSupported;
+        }
+        let everything = "kernel module, libnvidia-ml, libcuda, NVML are of driver 580.159.04";
+        assert_eq!(judge(&facts).summary, everything);
+        facts.host.libcuda_files = Reading::Value(Vec::new());
+        facts.cuda.library = Reading::NotRead("no library".to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Pass);
+        let without = "kernel module, libnvidia-ml, NVML are of driver 580.159.04";
+        assert_eq!(finding.summary, without);
+    }
+
+    #[test]
+    fn a_library_that_only_its_path_loads_is_compared_by_its_name() {
+        let mut facts = healthy_node();
+        facts.host.libcuda_files = Reading::Value(Vec::new());
+        let mut loaded = |path: &str| {
+            facts.cuda.library = Reading::Value(path.to_owned());
+            judge(&facts).verdict
+        };
+        assert_eq!(loaded("/opt/lib/libcuda.so.580.159.04"), Verdict::Pass);
+        assert_eq!(loaded("/opt/lib/libcuda.so.570.26"), Verdict::Fail);
+        assert_eq!(loaded("/opt/lib/libcuda.so.1"), Verdict::Error);
+        let mut facts = healthy_node();
+        facts.host.libnvidia_ml_files = Reading::Value(Vec::new());
+        facts.nvml.library_path = None;
+        assert_eq!(judge(&facts).verdict, Verdict::Error);
     }
 
     #[test]

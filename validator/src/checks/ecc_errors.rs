@@ -14,7 +14,7 @@
 //!   it, above 20,000,000 in DRAM or 10,000 in SRAM.
 //!
 //! Skipped where ECC is off (the counters stand still then). A GPU with ECC whose counters cannot be read is an
-//! `error`.
+//! `error`, and so is one of an unknown model where the profile sets a maximum.
 //!
 //! ## What to do
 //! Drain the node and reset the GPU, so that rows are remapped; look at `row_remapping`. If errors return, or the SRAM
@@ -25,7 +25,7 @@
 //! `bThresholdExceeded` of `nvmlEccSramErrorStatus_v1_t`. The thresholds of correctable errors are those of
 //! azurehpc-health-checks (`check_gpu_ecc 20000000 10000`).
 
-use crate::check::{Check, Judge, model_has, worst_of};
+use crate::check::{Check, Judge, model_has, model_may_have, worst_of};
 use crate::facts::{EccErrors, Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -68,9 +68,15 @@ fn counts_errors(gpu: &GpuFacts) -> bool {
     gpu.ecc_mode.value().is_some_and(|mode| mode.current) || model_has(gpu, |model| model.ecc)
 }
 
+/// The profile limits these errors, on a GPU that is not known to be without ECC.
+fn must_count(gpu: &GpuFacts, maximum: Option<u64>) -> bool {
+    counts_errors(gpu) || (maximum.is_some() && model_may_have(gpu, |model| model.ecc))
+}
+
 fn judge_volatile(gpu: &GpuFacts, policy: &Policy) -> Judgement {
     let what = "ECC errors since the driver was loaded";
-    let errors = gpu.ecc_volatile.required_if(counts_errors(gpu), what)?;
+    let must_tell = must_count(gpu, policy.ecc_volatile_uncorrectable_maximum);
+    let errors = gpu.ecc_volatile.required_if(must_tell, what)?;
     let count = uncorrectable(errors).ok_or_else(|| no_counter(what))?;
     let maximum = policy
         .ecc_volatile_uncorrectable_maximum
@@ -87,7 +93,8 @@ fn judge_volatile(gpu: &GpuFacts, policy: &Policy) -> Judgement {
 
 fn judge_aggregate(gpu: &GpuFacts, policy: &Policy) -> Judgement {
     let what = "ECC errors over the GPU's life";
-    let errors = gpu.ecc_aggregate.required_if(counts_errors(gpu), what)?;
+    let must_tell = must_count(gpu, policy.ecc_aggregate_uncorrectable_maximum);
+    let errors = gpu.ecc_aggregate.required_if(must_tell, what)?;
     let count = uncorrectable(errors).ok_or_else(|| no_counter(what))?;
     let text = format!("uncorrectable ECC errors over the GPU's life: {count}");
     match policy.ecc_aggregate_uncorrectable_maximum {
@@ -121,9 +128,12 @@ fn judge_sram_threshold(gpu: &GpuFacts) -> Judgement {
 }
 
 fn judge_correctable(gpu: &GpuFacts, policy: &Policy) -> Judgement {
-    let errors = gpu
-        .ecc_volatile
-        .required_if(counts_errors(gpu), "ECC errors since the driver was loaded")?;
+    let what = "ECC errors since the driver was loaded";
+    let must_tell = must_count(gpu, policy.ecc_volatile_correctable_maximum);
+    let errors = gpu.ecc_volatile.required_if(must_tell, what)?;
+    if policy.ecc_volatile_correctable_maximum.is_some() && correctable(errors).is_none() {
+        return Err(no_counter("correctable ECC errors"));
+    }
     let limits = match policy.ecc_volatile_correctable_maximum {
         Some(maximum) => vec![("", correctable(errors), maximum)],
         None => vec![
@@ -296,6 +306,16 @@ mod tests {
     }
 
     #[test]
+    fn errs_when_the_profile_limits_correctable_errors_that_nobody_counts() {
+        let finding = with_volatile("policy: {ecc_volatile_correctable_maximum: 5}", |it| {
+            it.sram_correctable = None;
+            it.dram_correctable = None;
+            it.total_correctable = None;
+        });
+        assert_eq!(finding.verdict, Verdict::Error);
+    }
+
+    #[test]
     fn errs_when_a_counter_was_not_read() {
         let breaks: [fn(&mut GpuFacts); 5] = [
             |gpu| gpu.ecc_volatile = Reading::NotRead("unknown error".to_owned()),
@@ -326,6 +346,15 @@ mod tests {
         gpu.ecc_volatile = Reading::NotSupported;
         gpu.ecc_aggregate = Reading::NotSupported;
         gpu.sram_threshold_exceeded = Reading::NotSupported;
-        assert_eq!(judge_only_gpu(&CHECK, "{}", gpu).verdict, Verdict::Skip);
+        let verdict = |profile: &str| judge_only_gpu(&CHECK, profile, gpu.clone()).verdict;
+        assert_eq!(verdict("{}"), Verdict::Skip);
+        for key in [
+            "ecc_volatile_uncorrectable_maximum",
+            "ecc_aggregate_uncorrectable_maximum",
+            "ecc_volatile_correctable_maximum",
+        ] {
+            let limited = format!("policy: {{{key}: 0}}");
+            assert_eq!(verdict(&limited), Verdict::Error, "{key}");
+        }
     }
 }

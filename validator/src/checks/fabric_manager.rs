@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it, where the EC2 instance
 //! type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled is a warning, as it will not run after a
-//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere, and
-//! in a container that does not see the host's services. What the fabric says of each GPU is judged by `fabric_state`.
+//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere (HGX
+//! boards of Blackwell GPUs show no NVSwitch; there `fabric_state` judges the result), and in a container that does not see the host's services. What the fabric says of each GPU is judged by `fabric_state`.
 //!
 //! ## What to do
 //! Install the package of exactly the driver's version and `systemctl enable --now nvidia-fabricmanager`; its log is
@@ -43,7 +43,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let asked = profile.services.get(FABRIC_MANAGER_SERVICE).copied();
     if !needed.value && asked.is_none() {
         return Ok(Outcome::skip(format!(
-            "no fabric manager is needed: {}",
+            "nothing asks for fabric manager: {}",
             needed.source
         )));
     }
@@ -179,7 +179,12 @@ mod tests {
     fn skips_without_switches_unless_the_profile_asks() {
         let mut facts = node_without_switches();
         set_service(&mut facts, true, true, false);
-        assert_eq!(judge(&facts, "{}").verdict, Verdict::Skip);
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert_eq!(
+            finding.summary,
+            "nothing asks for fabric manager: no NVSwitch is visible; fabric_state judges the result"
+        );
         for (asked, verdict) in [
             ("active", Verdict::Fail),
             ("installed", Verdict::Pass),

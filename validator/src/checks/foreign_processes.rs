@@ -6,7 +6,8 @@
 //!
 //! ## How it is judged
 //! Processes on the GPU, this validator's own aside: `warn` by default, `fail` where `policy.foreign_processes` is
-//! `forbidden`, pass where it is `allowed`. With `required` their absence is a `fail`.
+//! `forbidden`, pass where it is `allowed`. With `required` their absence is a `fail`. Where the driver has no list of
+//! processes the check is skipped, an `error` with `forbidden` or `required`.
 //!
 //! ## What to do
 //! Find out whose process it is (`ps -fp <pid>`), and let it end or end it. In a container NVML may hide the processes
@@ -34,8 +35,9 @@ pub(crate) const CHECK: Check = Check {
 const NAMED_PROCESSES_MAXIMUM: usize = 5;
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
-    let processes = gpu.processes.applicable("list of processes")?;
     let policy = profile.policy.foreign_processes;
+    let must_tell = matches!(policy, Some(Requirement::Forbidden | Requirement::Required));
+    let processes = gpu.processes.required_if(must_tell, "list of processes")?;
     if processes.is_empty() {
         if policy == Some(Requirement::Required) {
             return Ok(
@@ -162,5 +164,14 @@ mod tests {
         assert_eq!(not_read.verdict, Verdict::Error);
         let none = judge_gpu(&CHECK, "{}", |gpu| gpu.processes = Reading::NotSupported);
         assert_eq!(none.verdict, Verdict::Skip);
+        for (word, verdict) in [
+            ("allowed", Verdict::Skip),
+            ("forbidden", Verdict::Error),
+            ("required", Verdict::Error),
+        ] {
+            let policy = format!("policy: {{foreign_processes: {word}}}");
+            let finding = judge_gpu(&CHECK, &policy, |gpu| gpu.processes = Reading::NotSupported);
+            assert_eq!(finding.verdict, verdict, "{word}");
+        }
     }
 }

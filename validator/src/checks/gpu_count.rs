@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use crate::check::{Check, Judge};
 use crate::expect::{self, Expected};
 use crate::facts::{Facts, KernelModules, PciDevice, Reading};
-use crate::findings::{Judgement, Outcome};
+use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
 use crate::machine::{self, counted};
 use crate::profile::Profile;
@@ -92,15 +92,28 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
     if let Some(outcome) = judge_missing(&missing, gpus.len(), facts) {
         return Ok(outcome);
     }
-    if let (None, Reading::NotRead(reason)) = (&expected, &facts.host.ec2) {
-        return Ok(Outcome::error(format!(
-            "{} in every layer, but how many there should be is not known: the EC2 instance type could not be read: {reason}",
-            counted(gpus.len(), "GPU")
-        ))
-        .remedy("let instance metadata be read, or say in a profile what is expected: gpus: {count: 8}"));
-    }
     let layers = "PCI bus, kernel module, NVML";
-    judge_cuda(facts, gpus.len(), layers, expected.as_ref())
+    let outcome = judge_cuda(facts, gpus.len(), layers, expected.as_ref())?;
+    if expected.is_some() || outcome.verdict != Verdict::Pass {
+        return Ok(outcome);
+    }
+    nobody_expects(outcome, facts)
+}
+
+/// All layers agree, and neither the profile nor a known instance type says on how many GPUs they should.
+fn nobody_expects(outcome: Outcome, facts: &Facts) -> Judgement {
+    match &facts.host.ec2 {
+        Reading::NotSupported => Ok(outcome),
+        Reading::Value(instance) => Ok(Outcome::pass(format!(
+            "{}; how many EC2 instance type {} should have is not known",
+            outcome.summary, instance.instance_type
+        ))),
+        Reading::NotRead(reason) => Err(Outcome::error(format!(
+            "{}, but how many there should be is not known: the EC2 instance type could not be read: {reason}",
+            outcome.summary
+        ))
+        .remedy("say in a profile what is expected: gpus: {count: 8}")),
+    }
 }
 
 /// In a container the bus is the host's; what counts is what the container was given.
@@ -336,10 +349,12 @@ fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::Verdict;
     use crate::facts::{
-        CudaFacts, CudaResult, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice, Reading,
+        CudaFacts, CudaResult, Ec2Instance, Facts, KernelLogRecord, MigMode, NvmlFacts, PciDevice,
+        Reading,
     };
-    use crate::findings::{Finding, Verdict};
+    use crate::findings::Finding;
     use crate::test_machine::{healthy_node, judge_check, judge_host_check, unload_driver};
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
@@ -419,6 +434,34 @@ mod tests {
                 format!("8 GPUs are on the PCI bus, the profile says {expected}")
             );
         }
+    }
+
+    #[test]
+    fn an_instance_type_that_was_not_read_is_no_agreement() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::NotRead("time-out".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
+        assert_eq!(judge(&facts, "gpus: {count: 8}").verdict, Verdict::Pass);
+        facts.gpus.remove(2);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn says_that_nobody_knows_the_instance_type() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::Value(Ec2Instance {
+            instance_type: "p9.48xlarge".to_owned(),
+            ..Ec2Instance::default()
+        });
+        let finding = judge(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding
+                .summary
+                .ends_with("how many EC2 instance type p9.48xlarge should have is not known"),
+            "{}",
+            finding.summary
+        );
     }
 
     #[test]

@@ -11,7 +11,9 @@
 //! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others can be hidden, it
 //!   is always a `warn`.
 //!
-//! Old drivers count what they reserve as used; there only the upper limit is judged. GPUs in MIG mode are skipped.
+//! Only the upper limit is judged with old drivers, which count what they reserve as used, and on GPUs that are not
+//! known as data center models: a console or desktop takes tens of MiB there. GPUs in MIG mode are skipped, and so are
+//! those without a list of processes, an `error` with a maximum in the profile.
 //!
 //! ## What to do
 //! Look for processes in state D or Z that hold `/dev/nvidia*` (`fuser -v /dev/nvidia*`), and for stopped containers.
@@ -42,15 +44,19 @@ const WARN_ABOVE_MIB: u64 = 15;
 const FAIL_ABOVE_MIB: u64 = 1024;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let memory = gpu
-        .memory
-        .required_if(model_has(gpu, |_| true), "memory of its own")?;
-    let processes = gpu.processes.applicable("list of processes")?;
+    let by_policy = profile.policy.idle_memory_maximum_mib;
+    let memory = gpu.memory.required_if(
+        model_has(gpu, |_| true) || by_policy.is_some(),
+        "memory of its own",
+    )?;
     if gpu.mig.value().is_some_and(|mig| mig.current) {
         return Ok(Outcome::skip(
             "the GPU is in MIG mode, its memory belongs to MIG devices",
         ));
     }
+    let processes = gpu
+        .processes
+        .required_if(by_policy.is_some(), "list of processes")?;
     if !processes.is_empty() {
         return Ok(Outcome::skip(format!(
             "{} processes use the GPU; whether memory is leaked shows only without them",
@@ -58,10 +64,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         )));
     }
     let used_mib = memory.used_bytes / MIB;
-    let by_policy = profile.policy.idle_memory_maximum_mib;
+    let is_data_center = model_has(gpu, |model| model.data_center);
     let warn_above = match memory.reserved_bytes {
-        Some(_) => WARN_ABOVE_MIB,
-        None => FAIL_ABOVE_MIB,
+        Some(_) if is_data_center => WARN_ABOVE_MIB,
+        Some(_) | None => FAIL_ABOVE_MIB,
     };
     let limit = by_policy.unwrap_or(warn_above);
     let text = format!("{used_mib} MiB of memory are in use without a process");
@@ -141,6 +147,20 @@ mod tests {
     }
 
     #[test]
+    fn a_workstation_may_show_a_console() {
+        let used = |used_mib| {
+            judge_gpu(&CHECK, "{}", |gpu| {
+                gpu.name = Reading::Value("NVIDIA GeForce RTX 3090".to_owned());
+                gpu.pci_device_id = Reading::Value(0x2204);
+                use_mib(gpu, used_mib);
+            })
+            .verdict
+        };
+        assert_eq!(used(60), Verdict::Pass);
+        assert_eq!(used(1025), Verdict::Fail);
+    }
+
+    #[test]
     fn an_old_driver_may_count_what_it_reserves() {
         let used = |used_mib| {
             judge_gpu(&CHECK, "{}", |gpu| {
@@ -183,5 +203,11 @@ mod tests {
             gpu.processes = Reading::NotRead("unknown error".to_owned());
         });
         assert_eq!(processes.verdict, Verdict::Error);
+        let without_list = |profile| {
+            judge_gpu(&CHECK, profile, |gpu| gpu.processes = Reading::NotSupported).verdict
+        };
+        assert_eq!(without_list("{}"), Verdict::Skip);
+        let limited = "policy: {idle_memory_maximum_mib: 100}";
+        assert_eq!(without_list(limited), Verdict::Error);
     }
 }

@@ -8,6 +8,7 @@
 //! Every message since boot, or of the last `policy.xid.window_hours` of the profile, by the class of its number in the
 //! reference table: those that need a reset, a reboot, an inspection or new software fail; a contained memory error and
 //! numbers without a public meaning warn; messages for information, and those that blame the application, are only told.
+//! A message of an Xid that cannot be read warns with its text.
 //! Xids 144 to 150 and `SXid` messages say themselves whether they are fatal. "Fallen off the bus" counts as Xid 79 even without a
 //! number. `policy.xid` of the profile moves numbers between `fail`, `warn` and `ignore`.
 //!
@@ -165,6 +166,12 @@ fn judge_event(event: &KernelEvent, policy: &XidPolicy) -> Option<(String, Verdi
             policy,
         ),
         KernelEvent::Sxid(sxid) => Some(judge_sxid(sxid)),
+        KernelEvent::Unparsed { .. } => Some((
+            "an Xid message that could not be read".to_owned(),
+            Verdict::Warn,
+            "read the message, and find its number in the Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/"
+                .to_owned(),
+        )),
         KernelEvent::Aer { .. }
         | KernelEvent::GpuInitializationFailed { .. }
         | KernelEvent::ApiMismatch
@@ -367,6 +374,14 @@ mod tests {
         let finding = judge(&healthy_node(), "{}");
         assert_eq!(finding.verdict, Verdict::Pass);
         assert_eq!(finding.summary, "no Xid since boot");
+    }
+
+    #[test]
+    fn warns_of_an_xid_that_cannot_be_read_with_its_text() {
+        let text = "NVRM: Xid (PCI:0000:12:00): seventy-nine";
+        let finding = judge(&node_with(&[text]), "{}");
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.observed.is_some_and(|it| it.contains(text)));
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and
 //! inactive links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`:
 //! 12 of 18). A GPU that is alone in its machine and has no active link is skipped, and so are cards that only a bridge
-//! can link, when no link of the machine is active. An active link that is slower than the GPU's other links is a
+//! can link, when no link of the machine is active, and an A100 in MIG mode, whose links go inactive by design, unless
+//! the profile states `gpus.nvlinks`. An active link that is slower than the GPU's other links is a
 //! `warn`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
@@ -40,8 +41,14 @@ pub(crate) const CHECK: Check = Check {
 const REMEDY: &str = "look at fabric_manager, fabric_state and the kernel log (Xid 74, SXid), then reset all GPUs of the board together or reboot";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    if mig_turns_links_off(gpu) && profile.gpus.nvlinks.is_none() {
+        return Ok(Outcome::skip(
+            "the GPU is in MIG mode, in which NVLinks of this architecture go inactive",
+        ));
+    }
     let expected = expect::nvlinks(gpu, facts, profile);
-    let must_have_links = expected.as_ref().is_some_and(|it| it.value > 0);
+    let must_have_links = expected.as_ref().is_some_and(|it| it.value > 0)
+        || (expected.is_none() && most_among_siblings(gpu, facts) > 0);
     let links = gpu.nvlinks.required_if(must_have_links, "NVLinks")?;
     let count = match expected {
         Some(expected) => judge_against(links, expected.value as usize, &expected.source),
@@ -66,6 +73,11 @@ fn judge_against(links: &[NvLink], wanted: usize, source: &str) -> Outcome {
 
 fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
     let active = active(links);
+    // First of all: links that the driver does not even list are missing too.
+    let most = most_among_siblings(gpu, facts);
+    if active < most {
+        return judge_against(links, most, "another GPU of this model here");
+    }
     if links.is_empty() {
         return Outcome::skip("this GPU has no NVLink");
     }
@@ -81,10 +93,6 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
             "no bridge links the GPUs of this machine; state gpus.nvlinks in the profile if one should",
         );
     }
-    let most = most_among_siblings(gpu, facts);
-    if active < most {
-        return judge_against(links, most, "another GPU of this model here");
-    }
     Outcome::warn(format!(
         "{active} of {} NVLinks are active, and nobody says how many should be{}",
         links.len(),
@@ -95,6 +103,18 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
     .remedy("if this machine connects fewer by design, state gpus.nvlinks in the profile")
 }
 
+/// Ampere's major compute capability. From Hopper on links stay active in MIG mode.
+const AMPERE: u32 = 8;
+
+/// Source: Fabric Manager for NVIDIA NVSwitch Systems, "MIG Mode" (links of an A100 in MIG mode are down).
+fn mig_turns_links_off(gpu: &GpuFacts) -> bool {
+    let is_ampere = gpu
+        .compute_capability
+        .value()
+        .is_some_and(|it| it.major == AMPERE);
+    is_ampere && gpu.mig.value().is_some_and(|mig| mig.current)
+}
+
 fn judge_speed(links: &[NvLink]) -> Outcome {
     let speeds = || {
         links
@@ -102,8 +122,11 @@ fn judge_speed(links: &[NvLink]) -> Outcome {
             .filter(|it| it.active)
             .filter_map(|it| Some((it.link, it.speed_mbps?)))
     };
+    if active(links) == 0 {
+        return Outcome::skip("no NVLink is active, so none has a speed");
+    }
     let Some(fastest) = speeds().map(|(_, speed)| speed).max() else {
-        return Outcome::skip("no active NVLink tells its speed");
+        return Outcome::pass("speed not told");
     };
     let slow: Vec<String> = speeds()
         .filter(|(_, speed)| *speed < fastest)
@@ -159,7 +182,7 @@ fn inactive_in_words(links: &[NvLink]) -> String {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{Facts, GpuFacts, Reading};
+    use crate::facts::{ComputeCapability, Facts, GpuFacts, MigMode, Reading};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{
         healthy_node, healthy_t4, judge_check, judge_gpu, judge_healthy, judge_only_gpu,
@@ -243,6 +266,39 @@ mod tests {
     }
 
     #[test]
+    fn links_that_are_not_even_listed_are_missed_by_the_siblings() {
+        let mut facts = without_expectation(2);
+        let Reading::Value(links) = &mut facts.gpus[0].nvlinks else {
+            panic!("the healthy GPU has NVLinks")
+        };
+        links.truncate(12);
+        let finding = first(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Fail, "{}", finding.summary);
+        facts.gpus[0].nvlinks = Reading::Value(Vec::new());
+        assert_eq!(first(&facts, "{}").verdict, Verdict::Fail);
+        facts.gpus[0].nvlinks = Reading::NotSupported;
+        assert_eq!(first(&facts, "{}").verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn an_a100_in_mig_mode_turns_its_links_off() {
+        let with_mig = |major, profile| {
+            judge_gpu(&CHECK, profile, |gpu| {
+                gpu.compute_capability = Reading::Value(ComputeCapability { major, minor: 0 });
+                gpu.mig = Reading::Value(MigMode {
+                    current: true,
+                    pending: true,
+                });
+                deactivate(gpu, 0..18);
+            })
+            .verdict
+        };
+        assert_eq!(with_mig(8, "{}"), Verdict::Skip);
+        assert_eq!(with_mig(8, "gpus: {nvlinks: 12}"), Verdict::Fail);
+        assert_eq!(with_mig(9, "{}"), Verdict::Fail);
+    }
+
+    #[test]
     fn without_expectation_no_active_link_warns_beside_other_gpus_and_skips_alone() {
         let mut facts = without_expectation(2);
         for gpu in &mut facts.gpus {
@@ -268,6 +324,20 @@ mod tests {
         };
         links[0].active = true;
         assert_eq!(first(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn says_when_no_link_tells_its_speed() {
+        let finding = judge_gpu(&CHECK, "{}", |gpu| {
+            let Reading::Value(links) = &mut gpu.nvlinks else {
+                panic!("the healthy GPU has NVLinks")
+            };
+            for link in links {
+                link.speed_mbps = None;
+            }
+        });
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert_eq!(finding.summary, "18 NVLinks are active; speed not told");
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! - Retired pages below that are named and pass.
 //!
 //! DCGM applies the limit of 15 only when one of the pages was retired in the last week; NVML's counts carry no date
-//! here, so this check is the stricter one. GPUs that remap rows instead are skipped.
+//! here, so this check is the stricter one. GPUs that remap rows instead are skipped; an
+//! unknown model that keeps neither is an `error` where the profile sets a maximum.
 //!
 //! ## What to do
 //! Pending: drain the node and reset the GPU or reboot. Too many: run NVIDIA's field diagnostic and return the GPU.
@@ -19,7 +20,7 @@
 //! NVIDIA Dynamic Page Retirement, <https://docs.nvidia.com/deploy/dynamic-page-retirement/>; the limits are those of
 //! DCGM's deployment and health checks (63 in all, soft limit 15 for double-bit errors).
 
-use crate::check::{Check, Judge, model_has, worst_of};
+use crate::check::{Check, Judge, model_has, model_may_have, worst_of};
 use crate::facts::{Facts, GpuFacts, RetiredPages};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -41,15 +42,16 @@ const DOUBLE_BIT_PAGES_MAXIMUM: u32 = 15;
 const RETURN_IT: &str = "run NVIDIA's field diagnostic and return the GPU";
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
-    let known_to_have_it = model_has(gpu, |model| model.ecc && !model.row_remapping);
+    let maximum = profile.policy.retired_pages_maximum;
+    let must_tell = model_has(gpu, |model| model.ecc && !model.row_remapping)
+        || (maximum.is_some()
+            && model_may_have(gpu, |model| model.ecc && !model.row_remapping)
+            && gpu.row_remapping.value().is_none());
     let ecc_is_off = gpu.ecc_mode.value().is_some_and(|mode| !mode.current);
     let pages = gpu
         .retired_pages
-        .required_if(known_to_have_it && !ecc_is_off, "page retirement state")?;
-    let maximum = profile
-        .policy
-        .retired_pages_maximum
-        .unwrap_or(RETIRED_PAGES_MAXIMUM);
+        .required_if(must_tell && !ecc_is_off, "page retirement state")?;
+    let maximum = maximum.unwrap_or(RETIRED_PAGES_MAXIMUM);
     worst_of([
         Ok(judge_pending(pages)),
         Ok(judge_total(pages, maximum)),
@@ -96,7 +98,7 @@ fn judge_double_bit(pages: &RetiredPages) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{Reading, RetiredPages};
+    use crate::facts::{Reading, RetiredPages, RowRemapping};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{healthy_t4, judge_healthy, judge_only_gpu, make_model_unknown};
 
@@ -167,6 +169,17 @@ mod tests {
         let mut gpu = healthy_t4();
         make_model_unknown(&mut gpu);
         gpu.retired_pages = Reading::NotSupported;
-        assert_eq!(judge_only_gpu(&CHECK, "{}", gpu).verdict, Verdict::Skip);
+        gpu.row_remapping = Reading::NotSupported;
+        assert_eq!(
+            judge_only_gpu(&CHECK, "{}", gpu.clone()).verdict,
+            Verdict::Skip
+        );
+        let limited = "policy: {retired_pages_maximum: 8}";
+        assert_eq!(
+            judge_only_gpu(&CHECK, limited, gpu.clone()).verdict,
+            Verdict::Error
+        );
+        gpu.row_remapping = Reading::Value(RowRemapping::default());
+        assert_eq!(judge_only_gpu(&CHECK, limited, gpu).verdict, Verdict::Skip);
     }
 }

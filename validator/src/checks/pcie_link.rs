@@ -14,7 +14,11 @@
 //! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against
 //! the diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is
 //! judged only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it
-//! again in moments. Virtual GPUs that have no link of their own are skipped.
+//! again in moments.
+//!
+//! GPUs that are not known as data center models fail only against the profile or without any lane; what else would be
+//! a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8) and have older slots. Virtual GPUs that
+//! have no link of their own are skipped, an `error` where the profile asks for one.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
@@ -42,9 +46,11 @@ pub(crate) const CHECK: Check = Check {
 const REMEDY: &str = "reseat the GPU, riser or cable; on a cloud machine, replace the instance";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let asked = &profile.gpus.pcie;
+    let by_profile = asked.width.is_some() || asked.generation.is_some();
     let link = gpu
         .pcie
-        .required_if(model_has(gpu, |_| true), "PCIe link")?;
+        .required_if(model_has(gpu, |_| true) || by_profile, "PCIe link")?;
     worst_of([
         Ok(judge_width(link, gpu, facts, profile)),
         Ok(judge_reachable_generation(link, gpu, facts, profile)),
@@ -52,10 +58,23 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     ])
 }
 
+/// The outcome for a link that is less than it could be. Board, riser and bifurcation of a workstation rightly give a
+/// card fewer lanes or an older slot (x8/x8), so that beside a profile only data center models fail.
+fn objection(gpu: &GpuFacts, by_profile: bool, text: String) -> Outcome {
+    if by_profile || model_has(gpu, |model| model.data_center) {
+        Outcome::fail(text)
+    } else {
+        Outcome::warn(text)
+    }
+}
+
 fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Outcome {
     let width = link.current_width;
-    let short_of = |wanted: u32, who: &str| {
-        Outcome::fail(format!("the PCIe link has {width} lanes, {who} {wanted}"))
+    let by_profile = profile.gpus.pcie.width.is_some();
+    let short_of = |wanted: u32, who: &str, by_profile: bool| {
+        let text = format!("the PCIe link has {width} lanes, {who} {wanted}");
+        // A link without lanes is broken in every machine.
+        objection(gpu, by_profile || width == 0, text)
             .expected(format!("x{wanted}"))
             .observed(format!("x{width}"))
             .remedy(REMEDY)
@@ -63,16 +82,16 @@ fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile
     let expected = expect::pcie_width(gpu, profile);
     if let Some(expected) = expected.as_ref().filter(|it| width < it.value) {
         let who = format!("{} asks for", expected.source);
-        return short_of(expected.value, &who);
+        return short_of(expected.value, &who, by_profile);
     }
     if let Some(wider) = best_of_siblings(gpu, facts, |it| it.current_width, width) {
-        return short_of(wider, "another GPU of this model here has");
+        return short_of(wider, "another GPU of this model here has", false);
     }
     if width == 0 {
-        return short_of(link.max_width, "GPU and slot can do");
+        return short_of(link.max_width, "GPU and slot can do", false);
     }
-    if width < link.max_width && profile.gpus.pcie.width.is_none() {
-        let outcome = short_of(link.max_width, "GPU and slot can do");
+    if width < link.max_width && !by_profile {
+        let outcome = short_of(link.max_width, "GPU and slot can do", false);
         return if is_on_bare_metal(gpu) {
             outcome
         } else {
@@ -94,21 +113,21 @@ fn judge_reachable_generation(
     profile: &Profile,
 ) -> Outcome {
     let generation = link.max_generation;
-    let short_of = |wanted: u32, who: &str| {
-        Outcome::fail(format!(
-            "GPU and slot reach PCIe generation {generation}, {who} {wanted}"
-        ))
-        .expected(format!("generation {wanted}"))
-        .observed(format!("generation {generation}"))
-        .remedy(REMEDY)
+    let by_profile = profile.gpus.pcie.generation.is_some();
+    let short_of = |wanted: u32, who: &str, by_profile: bool| {
+        let text = format!("GPU and slot reach PCIe generation {generation}, {who} {wanted}");
+        objection(gpu, by_profile, text)
+            .expected(format!("generation {wanted}"))
+            .observed(format!("generation {generation}"))
+            .remedy(REMEDY)
     };
     if let Some(expected) = expect::pcie_generation(gpu, profile).filter(|it| generation < it.value)
     {
         let who = format!("{} asks for", expected.source);
-        return short_of(expected.value, &who);
+        return short_of(expected.value, &who, by_profile);
     }
     if let Some(better) = best_of_siblings(gpu, facts, |it| it.max_generation, generation) {
-        return short_of(better, "another GPU of this model here reaches");
+        return short_of(better, "another GPU of this model here reaches", false);
     }
     Outcome::pass(format!("generation {generation} can be reached"))
 }
@@ -172,7 +191,7 @@ mod tests {
     use crate::findings::Verdict;
     use crate::test_machine::{
         healthy_node, healthy_t4, judge_check, judge_gpu, judge_healthy, judge_only_gpu,
-        python_process,
+        make_model_unknown, python_process,
     };
 
     fn set_link(gpu: &mut GpuFacts, change: impl FnOnce(&mut PcieLink)) {
@@ -248,6 +267,50 @@ mod tests {
     }
 
     #[test]
+    fn workstations_fail_only_against_a_profile() {
+        let workstation = |profile, change: fn(&mut PcieLink)| {
+            judge_gpu(&CHECK, profile, |gpu| {
+                gpu.name = Reading::Value("NVIDIA GeForce RTX 3090".to_owned());
+                gpu.pci_device_id = Reading::Value(0x2204);
+                gpu.virtualization_mode = Reading::Value("none".to_owned());
+                set_link(gpu, change);
+            })
+            .verdict
+        };
+        let narrow = |it: &mut PcieLink| it.current_width = 8;
+        assert_eq!(workstation("{}", narrow), Verdict::Warn);
+        let wide = "gpus: {pcie: {width: 16}}";
+        assert_eq!(workstation(wide, narrow), Verdict::Fail);
+        let slow = |it: &mut PcieLink| it.max_generation = 3;
+        assert_eq!(
+            workstation("gpus: {pcie: {generation: 4}}", slow),
+            Verdict::Fail
+        );
+        assert_eq!(workstation("{}", |it| it.current_width = 0), Verdict::Fail);
+        let mut facts = healthy_node();
+        for gpu in &mut facts.gpus {
+            gpu.name = Reading::Value("NVIDIA GeForce RTX 3090".to_owned());
+            gpu.pci_device_id = Reading::Value(0x2204);
+        }
+        set_link(&mut facts.gpus[0], |it| it.current_width = 8);
+        let narrow = "gpus: {pcie: {width: 8}}";
+        let finding = judge_check(&CHECK, &facts, narrow).swap_remove(0);
+        assert_eq!(finding.verdict, Verdict::Warn, "only the siblings object");
+    }
+
+    #[test]
+    fn siblings_of_an_unknown_model_only_warn() {
+        let mut facts = healthy_node();
+        facts.gpus.iter_mut().for_each(make_model_unknown);
+        set_link(&mut facts.gpus[0], |it| it.current_width = 8);
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(0);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        set_link(&mut facts.gpus[1], |it| it.max_generation = 4);
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(1);
+        assert_eq!(finding.verdict, Verdict::Warn);
+    }
+
+    #[test]
     fn a_width_of_zero_always_fails() {
         let mut gpu = healthy_t4();
         set_link(&mut gpu, |it| it.current_width = 0);
@@ -304,6 +367,20 @@ mod tests {
             set_link(gpu, |it| it.current_generation = 1);
         });
         assert_eq!(finding.verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn errs_when_the_profile_asks_for_a_link_that_nobody_tells() {
+        let silent = |profile| {
+            judge_gpu(&CHECK, profile, |gpu| {
+                make_model_unknown(gpu);
+                gpu.pcie = Reading::NotSupported;
+            })
+            .verdict
+        };
+        assert_eq!(silent("{}"), Verdict::Skip);
+        assert_eq!(silent("gpus: {pcie: {width: 16}}"), Verdict::Error);
+        assert_eq!(silent("gpus: {pcie: {generation: 5}}"), Verdict::Error);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!
 //! ## How it is judged
 //! Replays since the driver was loaded. With `policy.pcie_replays_maximum`: `fail` above it. Without: `warn` above 80,
-//! and `fail` when there are also more than 8 for each minute since boot.
+//! and `fail` when there are also more than 8 for each minute since boot, once that was ten minutes ago: what the first
+//! minutes count is no rate. GPUs without the counter are skipped, an `error` with a maximum in the profile.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine, replace the
@@ -33,11 +34,15 @@ pub(crate) const CHECK: Check = Check {
 const REPLAYS_WARN_ABOVE: u64 = 80;
 /// DCGM's health watch accepts so many a minute.
 const REPLAYS_PER_MINUTE_MAXIMUM: f64 = 8.0;
+/// This project's own choice: sooner after boot a burst of replays is no rate.
+const RATE_UPTIME_MINIMUM_S: f64 = 600.0;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let count = *gpu.pcie_replays.applicable("PCIe replay counter")?;
-    let text = format!("{count} PCIe replays since the driver was loaded");
     let maximum = profile.policy.pcie_replays_maximum;
+    let count = *gpu
+        .pcie_replays
+        .required_if(maximum.is_some(), "PCIe replay counter")?;
+    let text = format!("{count} PCIe replays since the driver was loaded");
     let limit = maximum.unwrap_or(REPLAYS_WARN_ABOVE);
     if count <= limit {
         return Ok(Outcome::pass(text));
@@ -63,6 +68,7 @@ fn is_frequent(count: u64, facts: &Facts) -> bool {
         .host
         .uptime_s
         .value()
+        .filter(|uptime_s| **uptime_s >= RATE_UPTIME_MINIMUM_S)
         .is_some_and(|uptime_s| count > REPLAYS_PER_MINUTE_MAXIMUM * uptime_s / 60.0)
 }
 
@@ -103,7 +109,10 @@ mod tests {
         let verdict = |count| with("{}", Reading::Value(count), 3600.0).verdict;
         assert_eq!(verdict(480), Verdict::Warn);
         assert_eq!(verdict(481), Verdict::Fail);
-        // Few in a short time are no rate.
+        // What the first minutes count is no rate.
+        let early = |uptime_s| with("{}", Reading::Value(5000), uptime_s).verdict;
+        assert_eq!(early(599.0), Verdict::Warn);
+        assert_eq!(early(600.0), Verdict::Fail);
         assert_eq!(with("{}", Reading::Value(80), 60.0).verdict, Verdict::Pass);
     }
 
@@ -127,6 +136,11 @@ mod tests {
         assert_eq!(
             with("{}", Reading::NotSupported, ONE_DAY_S).verdict,
             Verdict::Skip
+        );
+        let limited = "policy: {pcie_replays_maximum: 0}";
+        assert_eq!(
+            with(limited, Reading::NotSupported, ONE_DAY_S).verdict,
+            Verdict::Error
         );
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ## How it is judged
 //! NVML's persistence mode of each GPU must be what the profile says (`gpus.persistence_mode`), on by default.
-//! GPUs that know no persistence mode are skipped.
+//! GPUs that know no persistence mode are skipped, an `error` where the profile states it.
 //!
 //! ## What to do
 //! Enable and start `nvidia-persistenced` (`systemctl enable --now nvidia-persistenced`).
@@ -29,7 +29,9 @@ pub(crate) const CHECK: Check = Check {
 };
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
-    let is_on = *gpu.persistence_mode.applicable("persistence mode")?;
+    let is_on = *gpu
+        .persistence_mode
+        .required_if(profile.gpus.persistence_mode.is_some(), "persistence mode")?;
     let wanted = profile.gpus.persistence_mode.unwrap_or(true);
     let word = |on| if on { "on" } else { "off" };
     if is_on == wanted {
@@ -113,6 +115,11 @@ mod tests {
         assert_eq!(
             judge_check(&super::CHECK, &facts, "{}")[0].verdict,
             Verdict::Skip
+        );
+        let stated = "gpus: {persistence_mode: true}";
+        assert_eq!(
+            judge_check(&super::CHECK, &facts, stated)[0].verdict,
+            Verdict::Error
         );
     }
 }

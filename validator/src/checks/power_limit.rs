@@ -6,7 +6,8 @@
 //! ## How it is judged
 //! The limit in force must be what the profile says (`gpus.power_limit_w`), to the watt: `fail` otherwise. Where the
 //! profile says nothing, a limit below the GPU's own default is a `warn`, and so is one below that of another GPU of
-//! the same name in this machine. GPUs whose power cannot be limited are skipped.
+//! the same name in this machine. GPUs whose power cannot be limited are skipped, an `error` where the profile states
+//! a limit.
 //!
 //! ## What to do
 //! `nvidia-smi --power-limit=<watts>` on the GPU, and find out who lowers it at boot (a service, the BMC, the
@@ -35,7 +36,10 @@ pub(crate) const CHECK: Check = Check {
 const TOLERANCE_MW: u32 = 999;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let limit_mw = gpu.power.applicable("power limit")?.limit_mw;
+    let limit_mw = gpu
+        .power
+        .required_if(profile.gpus.power_limit_w.is_some(), "power limit")?
+        .limit_mw;
     let expected = expect::power_limit_mw(gpu, profile);
     let is_exact = profile.gpus.power_limit_w.is_some();
     if let Some(expected) = &expected {
@@ -173,6 +177,10 @@ mod tests {
         assert_eq!(t4("{}", 70_000, None).verdict, Verdict::Skip);
         let finding = judge_gpu(&CHECK, "{}", |gpu| gpu.power = Reading::NotSupported);
         assert_eq!(finding.verdict, Verdict::Skip);
+        let stated = judge_gpu(&CHECK, "gpus: {power_limit_w: 700}", |gpu| {
+            gpu.power = Reading::NotSupported;
+        });
+        assert_eq!(stated.verdict, Verdict::Error);
     }
 
     #[test]

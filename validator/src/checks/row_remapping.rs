@@ -10,7 +10,8 @@
 //! - `warn`: a bank has few spare rows left.
 //! - Rows that were remapped in time are named and pass.
 //!
-//! Skipped on GPUs without row remapping, and on GPUs in MIG mode whose driver cannot be asked.
+//! Skipped on GPUs without row remapping, and on GPUs in MIG mode or without ECC whose driver does not answer. A GPU of
+//! an unknown model that does not answer is skipped too, an `error` with a maximum in the profile.
 //!
 //! ## What to do
 //! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no spare
@@ -20,7 +21,7 @@
 //! NVIDIA GPU Memory Error Management, row remapping, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's
 //! deployment check fails on failure, on pending and on 512 or more uncorrectable remappings.
 
-use crate::check::{Check, Judge, model_has, worst_of};
+use crate::check::{Check, Judge, model_has, model_may_have, worst_of};
 use crate::facts::{Facts, GpuFacts, RowRemapping};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -42,14 +43,18 @@ const RETURN_IT: &str = "run NVIDIA's field diagnostic and return the GPU";
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
     // NVML does not answer for a GPU whose memory belongs to MIG instances.
     let mig_is_on = gpu.mig.value().is_some_and(|mig| mig.current);
-    let known_to_have_it = !mig_is_on && model_has(gpu, |model| model.row_remapping);
+    // Without ECC nothing is remapped, and some drivers do not answer then.
+    let ecc_is_off = gpu.ecc_mode.value().is_some_and(|mode| !mode.current);
+    let may_answer = !mig_is_on && !ecc_is_off;
+    let maximum = profile.policy.remapped_rows_uncorrectable_maximum;
+    let must_tell = model_has(gpu, |model| model.row_remapping)
+        || (maximum.is_some()
+            && model_may_have(gpu, |model| model.row_remapping)
+            && gpu.retired_pages.value().is_none());
     let rows = gpu
         .row_remapping
-        .required_if(known_to_have_it, "row remapping state")?;
-    let maximum = profile
-        .policy
-        .remapped_rows_uncorrectable_maximum
-        .unwrap_or(UNCORRECTABLE_ROWS_MAXIMUM);
+        .required_if(may_answer && must_tell, "row remapping state")?;
+    let maximum = maximum.unwrap_or(UNCORRECTABLE_ROWS_MAXIMUM);
     worst_of([
         Ok(judge_failure(rows)),
         Ok(judge_pending(rows)),
@@ -116,7 +121,7 @@ fn judge_spare_rows(rows: &RowRemapping) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{MigMode, Reading, RowRemapperHistogram, RowRemapping};
+    use crate::facts::{EccMode, GpuFacts, MigMode, Reading, RowRemapperHistogram, RowRemapping};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{
         healthy_t4, judge_gpu, judge_healthy, judge_only_gpu, make_model_unknown,
@@ -146,6 +151,28 @@ mod tests {
             judge_healthy(&CHECK)
                 .iter()
                 .all(|it| it.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_answer() {
+        let silent = |profile, change: fn(&mut GpuFacts)| {
+            judge_gpu(&CHECK, profile, |gpu| {
+                gpu.row_remapping = Reading::NotSupported;
+                change(gpu);
+            })
+            .verdict
+        };
+        assert_eq!(silent("{}", |_| {}), Verdict::Error);
+        let without_ecc = |gpu: &mut GpuFacts| gpu.ecc_mode = Reading::Value(EccMode::default());
+        assert_eq!(silent("{}", without_ecc), Verdict::Skip);
+        assert_eq!(silent("{}", make_model_unknown), Verdict::Skip);
+        let limited = "policy: {remapped_rows_uncorrectable_maximum: 8}";
+        assert_eq!(silent(limited, make_model_unknown), Verdict::Error);
+        assert_eq!(
+            judge_only_gpu(&CHECK, limited, healthy_t4()).verdict,
+            Verdict::Skip,
+            "a T4 is known to retire pages instead"
         );
     }
 

@@ -9,7 +9,7 @@
 //! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the greatest operating
 //!   temperature on (of the GPU, of its memory).
 //! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is left, `warn` below 5.
-//! - A temperature that no GPU can have is an `error`.
+//! - A temperature that no GPU can have is an `error`, and so is none at all where the profile limits it.
 //! - Where neither GPU nor profile names a limit (Hopper with drivers before 565) the check is skipped;
 //!   `throttle_reasons` still sees thermal slowdown.
 //!
@@ -45,10 +45,12 @@ const REMEDY: &str =
     "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
+    let policy = &profile.policy;
+    let by_profile =
+        policy.temperature_maximum_c.is_some() || policy.memory_temperature_maximum_c.is_some();
     let temperature = gpu
         .temperature
-        .required_if(model_has(gpu, |_| true), "temperature")?;
-    let policy = &profile.policy;
+        .required_if(model_has(gpu, |_| true) || by_profile, "temperature")?;
     worst_of([
         judge_gpu(temperature, policy),
         judge_memory(temperature, policy),
@@ -169,7 +171,9 @@ mod tests {
     use super::CHECK;
     use crate::facts::{GpuFacts, Reading, Temperature};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_t4, judge_gpu, judge_healthy, judge_only_gpu};
+    use crate::test_machine::{
+        healthy_t4, judge_gpu, judge_healthy, judge_only_gpu, make_model_unknown,
+    };
 
     fn change(gpu: &mut GpuFacts, change: impl FnOnce(&mut Temperature)) {
         let Reading::Value(temperature) = &mut gpu.temperature else {
@@ -258,6 +262,21 @@ mod tests {
                 Verdict::Error,
                 "{nonsense}"
             );
+        }
+    }
+
+    #[test]
+    fn errs_when_the_profile_limits_what_the_driver_does_not_tell() {
+        let silent = |profile: &str| {
+            let mut gpu = healthy_t4();
+            make_model_unknown(&mut gpu);
+            gpu.temperature = Reading::NotSupported;
+            judge_only_gpu(&CHECK, profile, gpu).verdict
+        };
+        assert_eq!(silent("{}"), Verdict::Skip);
+        for key in ["temperature_maximum_c", "memory_temperature_maximum_c"] {
+            let limited = format!("policy: {{{key}: 80}}");
+            assert_eq!(silent(&limited), Verdict::Error, "{key}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail};
 
-use super::report_files::{ReportFiles, write_whole};
+use super::report_files::{ReportFiles, is_standard_output, write_whole};
 use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
 use super::terminal::{to_stderr, to_stdout};
@@ -109,7 +109,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
         .collect();
     lines.extend(["\n", &totals.to_string(), "\n"]);
     match options.json.as_deref() {
-        Some(path) if path == Path::new("-") => {
+        Some(path) if is_standard_output(path) => {
             to_stderr(&lines);
             to_stdout(&fleet_json(&entries));
         }
@@ -140,7 +140,8 @@ fn facts_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let path = entry
             .with_context(|| format!("cannot list {}", folder.display()))?
             .path();
-        if path.extension().is_some_and(|it| it == "json") && !path.is_dir() {
+        // A pipe without a writer would be waited for without end.
+        if path.extension().is_some_and(|it| it == "json") && path.is_file() {
             paths.push(path);
         }
     }
@@ -172,4 +173,20 @@ fn judge_all(paths: &[PathBuf], judge: &Judge) -> Vec<FleetEntry> {
     let mut entries = entries.into_inner().unwrap_or_else(PoisonError::into_inner);
     entries.sort_by_key(|(index, _)| *index);
     entries.into_iter().map(|(_, entry)| entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::facts_files;
+
+    #[test]
+    fn only_files_are_judged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("b.json");
+        std::fs::write(&file, "{}").expect("written");
+        std::fs::create_dir(folder.path().join("c.json")).expect("made");
+        // Like a pipe, a device is no file and may never end.
+        std::os::unix::fs::symlink("/dev/zero", folder.path().join("a.json")).expect("linked");
+        assert_eq!(facts_files(folder.path()).expect("listed"), [file]);
+    }
 }

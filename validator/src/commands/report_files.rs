@@ -25,7 +25,12 @@ pub(crate) struct ReportFiles {
     files: Vec<ReportFile>,
 }
 
-const STDOUT: &str = "-";
+/// Whether this names standard output: writing to the file behind it by its path would replace what else goes there.
+pub(super) fn is_standard_output(path: &Path) -> bool {
+    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
+        .iter()
+        .any(|name| path == Path::new(name))
+}
 
 impl ReportFiles {
     pub(crate) fn new(options: &ReportOptions, facts: Option<&Path>) -> Self {
@@ -52,9 +57,15 @@ impl ReportFiles {
         Self { files }
     }
 
-    /// Writes every file anew. What cannot be written is said once and tried again with the next call.
+    /// Writes every file anew. What cannot be written is said once and tried again with the next call. A pipe or device
+    /// would get one report after the other, so it waits for [`Self::finish`].
     pub(crate) fn write(&mut self, run: &Run) {
-        for file in self.files.iter_mut().filter(|it| !it.is_stdout()) {
+        self.write_where(run, |file| !file.cannot_be_replaced());
+    }
+
+    fn write_where(&mut self, run: &Run, is_wanted: impl Fn(&ReportFile) -> bool) {
+        let wanted = |it: &&mut ReportFile| !it.is_stdout() && is_wanted(it);
+        for file in self.files.iter_mut().filter(wanted) {
             let outcome = write_whole(&file.path, (file.render)(run).as_bytes());
             let trouble = outcome.err().map(|error| error.to_string());
             if let (None, Some(reason)) = (&file.trouble, &trouble) {
@@ -70,7 +81,7 @@ impl ReportFiles {
 
     /// Writes every file for the last time, and everything else that a finished run says.
     pub(crate) fn finish(&mut self, run: &Run, options: &ReportOptions) {
-        self.write(run);
+        self.write_where(run, |_| true);
         let mut text = human(run, options.style());
         if options.github() {
             text.push_str(&github_annotations(run));
@@ -100,7 +111,12 @@ impl ReportFiles {
 
 impl ReportFile {
     fn is_stdout(&self) -> bool {
-        self.path == Path::new(STDOUT)
+        is_standard_output(&self.path)
+    }
+
+    /// A pipe or device: what is written there is read at once.
+    fn cannot_be_replaced(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
     }
 }
 
@@ -168,7 +184,53 @@ fn append_step_summary(run: &Run) {
 
 #[cfg(test)]
 mod tests {
-    use super::write_whole;
+    use std::path::Path;
+
+    use super::{ReportFile, ReportFiles, is_standard_output, write_whole};
+    use crate::facts::Facts;
+    use crate::findings::Run;
+    use crate::level::Level;
+    use crate::profile::Profile;
+
+    fn metrics_to(path: &Path) -> ReportFiles {
+        ReportFiles {
+            files: vec![ReportFile {
+                what: "metrics",
+                render: |_| "up 1\n".to_owned(),
+                path: path.to_owned(),
+                trouble: None,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_pipe_or_device_is_written_once_at_the_end() {
+        let run = Run::judged(
+            Facts::default(),
+            &Profile::default(),
+            Run::BUILT_IN_PROFILE,
+            Level::Quick,
+        );
+        // Writing to this device always fails, which tells whether it was tried.
+        let mut files = metrics_to(Path::new("/dev/full"));
+        files.write(&run);
+        assert_eq!(files.files[0].trouble, None);
+        files.write_where(&run, |_| true);
+        assert!(files.files[0].trouble.is_some());
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("metrics.prom");
+        metrics_to(&path).write(&run);
+        assert_eq!(std::fs::read(&path).expect("readable"), b"up 1\n");
+    }
+
+    #[test]
+    fn standard_output_is_known_by_all_its_names() {
+        for name in ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+            assert!(is_standard_output(Path::new(name)), "{name}");
+        }
+        assert!(!is_standard_output(Path::new("/dev/fd/10")));
+    }
 
     #[test]
     fn replaces_a_file_and_leaves_nothing_beside_it() {
@@ -194,15 +256,15 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_an_error_with_its_reason() {
-        let error = write_whole(std::path::Path::new("/nonexistent/report.xml"), b"x")
-            .expect_err("no such folder");
+        let error =
+            write_whole(Path::new("/nonexistent/report.xml"), b"x").expect_err("no such folder");
         assert!(error.to_string().contains("No such file or directory"));
     }
 
     #[test]
     fn writes_to_a_device_without_replacing_it() {
-        write_whole(std::path::Path::new("/dev/null"), b"x").expect("written");
-        let full = write_whole(std::path::Path::new("/dev/full"), b"x").expect_err("full");
+        write_whole(Path::new("/dev/null"), b"x").expect("written");
+        let full = write_whole(Path::new("/dev/full"), b"x").expect_err("full");
         assert!(full.to_string().contains("No space left on device"));
     }
 }

@@ -93,8 +93,14 @@ fn same_file(one: &Path, other: &Path) -> bool {
 
 fn read(path: &Path) -> Result<Source, String> {
     use std::io::Read as _;
+    use std::os::unix::fs::FileTypeExt as _;
     let name = path.display().to_string();
     let cannot_read = |reason: &str| format!("cannot read profile {name}: {reason}");
+    // Opening a named pipe waits for its writer, which may never come. The shell's `<(…)` has one.
+    let is_pipe = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_fifo());
+    if is_pipe && !path.starts_with("/dev/fd") && path != Path::new("/dev/stdin") {
+        return Err(cannot_read("it is a named pipe"));
+    }
     let file = std::fs::File::open(path).map_err(|error| cannot_read(&error.to_string()))?;
     if file.metadata().is_ok_and(|it| it.is_dir()) {
         return Err(cannot_read("it is a directory"));

@@ -467,6 +467,17 @@ fn files_that_are_no_text_are_refused() {
             .0
             .contains("binary.yaml:3: the profile is not UTF-8")
     );
+    let pipe = folder.0.join("pipe.yaml");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .expect("a named pipe");
+    let waiting = load(&pipe).expect_err("a pipe without a writer").0;
+    assert!(waiting.contains("named pipe"), "{waiting}");
     let endless = load(Path::new("/dev/zero")).expect_err("endless").0;
     assert!(endless.contains("larger than 256 KiB"), "{endless}");
     assert_eq!(
