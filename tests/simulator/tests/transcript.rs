@@ -135,10 +135,12 @@ fn listed(entry: &str) -> Option<usize> {
 fn shape(value: &Value) -> String {
     match value {
         Value::Object(members) if members.contains_key("error") => value.to_string(),
-        Value::Object(members) => members
-            .iter()
-            .map(|(name, member)| format!("{name}:{},", shape(member)))
-            .collect(),
+        Value::Object(members) => {
+            let members = members
+                .iter()
+                .map(|(name, member)| name.clone() + ":" + &shape(member));
+            members.collect::<Vec<_>>().join(",")
+        }
         Value::Array(items) => items.iter().map(shape).collect(),
         Value::Number(_) => "number".to_owned(),
         Value::String(_) => "text".to_owned(),
