@@ -69,6 +69,7 @@ fn steps(fuzz_seconds: u32) -> Vec<Step> {
         step("dist", "cargo xtask dist --verify"),
         step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),
+        step("nvml-clients", "cargo xtask nvml-clients"),
         step(
             "fuzz",
             &format!("cargo xtask fuzz --seconds {fuzz_seconds}"),

@@ -29,6 +29,7 @@ const TOOLCHAIN: PythonTools = PythonTools {
         "nvidia-cuda-cuobjdump==13.5.37",
         "nvidia-cuda-nvdisasm==13.5.37",
     ],
+    source_packages: &[],
 };
 
 /// Where the packages lie below the virtual environment's `lib/python3.*/site-packages`.

@@ -10,6 +10,7 @@ mod glibc_floor;
 mod interrupts;
 mod junit_readers;
 mod kernels;
+mod nvml_clients;
 mod simulate;
 mod tools;
 mod validate_ami;
@@ -36,6 +37,7 @@ enum Task {
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
     JunitReaders(junit_readers::Arguments),
+    NvmlClients(nvml_clients::Arguments),
     Fuzz(fuzz::Arguments),
     /// Build the GPU kernels to PTX and cubins
     Kernels {
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Task::Codegen(arguments) => codegen::run(&arguments),
         Task::Ci(arguments) => return ci::run(&arguments),
         Task::JunitReaders(arguments) => junit_readers::run(&arguments),
+        Task::NvmlClients(arguments) => nvml_clients::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Kernels { check } => workspace::shell().and_then(|sh| kernels::run(&sh, check)),
         Task::Tools(arguments) => tools::run(&arguments),

@@ -58,10 +58,13 @@ pub(crate) struct PreparedNode {
 impl PreparedNode {
     /// Makes the validator's `command` see the node instead of this machine.
     pub(crate) fn apply(&self, command: &mut Command) {
-        command
-            .envs(&self.environment)
-            .arg("--sysroot")
-            .arg(&self.sysroot);
+        self.apply_environment(command);
+        command.arg("--sysroot").arg(&self.sysroot);
+    }
+
+    /// Makes any `command` that loads NVIDIA's libraries see the node's.
+    pub(crate) fn apply_environment(&self, command: &mut Command) {
+        command.envs(&self.environment);
     }
 }
 

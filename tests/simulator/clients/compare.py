@@ -1,6 +1,6 @@
 """Holds what NVIDIA's own Python binding, gpustat and nvitop show of a simulated node against its scenario.
 
-Run on a simulated node, with what requirements.txt names installed:
+`cargo xtask nvml-clients` runs it on several nodes. On one, with what requirements.txt names installed:
 
     cargo xtask simulate p5.48xlarge -- python3 tests/simulator/clients/compare.py
 

@@ -300,6 +300,7 @@ impl Pcie {
 pub struct NvLink {
     #[serde(default)]
     pub count: u32,
+    /// The generation: 4 is NVLink 4.0 (Hopper), which NVML numbers 6.
     #[serde(default)]
     pub version: u32,
     /// One link, one direction.
@@ -315,6 +316,19 @@ pub struct NvLink {
     pub errors: NvLinkErrors,
     #[serde(default)]
     pub error_links: Vec<u32>,
+    /// What healthy links have counted, on average.
+    #[serde(default)]
+    pub background: NvLinkBackground,
+}
+
+/// Errors that forward error correction repaired: every healthy link of NVLink 4 collects some.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvLinkBackground {
+    #[serde(default)]
+    pub crc_data: u64,
+    #[serde(default)]
+    pub ecc_data: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,9 @@ use std::ffi::{c_int, c_uint};
 
 /// Step of the supported graphics clocks in MHz, on every GPU since Maxwell.
 const CLOCK_STEP_MHZ: usize = 15;
-/// How long NVML says it averages utilisation over, in microseconds.
-const SAMPLING_PERIOD_US: u32 = 167_000;
+/// How long NVML says it averages the engines' utilisation over, in microseconds.
+// Source: real H200s, captures/h200x4.nvml-transcript.json.
+const SAMPLING_PERIOD_US: u32 = 100_000;
 
 fn clock_of(clocks: &ClockSet, kind: c_uint) -> Result<u32, Failure> {
     match kind {
@@ -31,10 +32,11 @@ fn memory_clocks(gpu: &Gpu) -> Vec<u32> {
     clocks
 }
 
-/// Applications clocks are told of graphics and memory only, and not by consumer boards.
+/// Applications clocks are told of graphics, SM and memory only, and not by consumer boards.
 fn applications_clock(gpu: &Gpu, kind: c_uint) -> Result<u32, Failure> {
     let known = [
         sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS,
+        sys::nvmlClockType_enum_NVML_CLOCK_SM,
         sys::nvmlClockType_enum_NVML_CLOCK_MEM,
     ];
     if !gpu.clocks.applications_clocks || !known.contains(&kind) {
@@ -46,9 +48,10 @@ fn applications_clock(gpu: &Gpu, kind: c_uint) -> Result<u32, Failure> {
 fn boost_clock(gpu: &Gpu, kind: c_uint) -> Result<u32, Failure> {
     match kind {
         sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS => Ok(gpu.clocks.max.graphics_mhz),
-        sys::nvmlClockType_enum_NVML_CLOCK_SM
-        | sys::nvmlClockType_enum_NVML_CLOCK_MEM
-        | sys::nvmlClockType_enum_NVML_CLOCK_VIDEO => Err(NOT_SUPPORTED),
+        sys::nvmlClockType_enum_NVML_CLOCK_SM => Ok(gpu.clocks.max.sm_mhz),
+        sys::nvmlClockType_enum_NVML_CLOCK_MEM | sys::nvmlClockType_enum_NVML_CLOCK_VIDEO => {
+            Err(NOT_SUPPORTED)
+        }
         _ => Err(INVALID_ARGUMENT),
     }
 }
@@ -100,6 +103,22 @@ pub(super) fn throttled_ns(
     )]
     let nanoseconds = (call.readings(device).throttled_s[reason as usize] * 1e9) as u64;
     nanoseconds
+}
+
+/// Nanoseconds below the applications and base clocks, by whichever of NVML's limiters held longest; idling is one.
+pub(super) fn held_below_clocks_ns(call: &Call, device: super::call::Device<'_>) -> u64 {
+    [
+        ThrottleReason::GpuIdle,
+        ThrottleReason::SwPowerCap,
+        ThrottleReason::SwThermalSlowdown,
+        ThrottleReason::HwThermalSlowdown,
+        ThrottleReason::HwPowerBrakeSlowdown,
+        ThrottleReason::SyncBoost,
+    ]
+    .map(|reason| throttled_ns(call, device, reason))
+    .into_iter()
+    .max()
+    .unwrap_or(0)
 }
 
 fn utilization_of_engine(
@@ -199,7 +218,7 @@ nvml! {
 
     fn nvmlDeviceGetAdaptiveClockInfoStatus(device: Handle, out: Out<c_uint>) |call| {
         call.gpu(device)?;
-        out.set(sys::NVML_ADAPTIVE_CLOCKING_INFO_STATUS_DISABLED)
+        out.set(sys::NVML_ADAPTIVE_CLOCKING_INFO_STATUS_ENABLED)
     }
 
     fn nvmlDeviceGetPerformanceState(device: Handle, out: Out<c_uint>) |call| {
@@ -249,9 +268,9 @@ nvml! {
             sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_SYNC_BOOST => time(ThrottleReason::SyncBoost),
             sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_BOARD_LIMIT => time(ThrottleReason::HwPowerBrakeSlowdown),
             sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_LOW_UTILIZATION => time(ThrottleReason::GpuIdle),
-            sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_RELIABILITY
-            | sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_TOTAL_APP_CLOCKS
-            | sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_TOTAL_BASE_CLOCKS => 0,
+            sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_RELIABILITY => 0,
+            sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_TOTAL_APP_CLOCKS
+            | sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_TOTAL_BASE_CLOCKS => held_below_clocks_ns(call, device),
             _ => return Err(INVALID_ARGUMENT),
         };
         let reference_us = u64::try_from(call.node.state().elapsed().as_micros()).unwrap_or(u64::MAX);

@@ -218,8 +218,8 @@ nvml! {
         if !gpu.inforom_valid {
             return Err(CORRUPTED_INFOROM);
         }
-        // Any number serves, as long as equal boards have equal ones.
-        out.set(gpu.vbios.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)))
+        // Source: real H200s answer 0 (captures/h200x4.nvml-transcript.json).
+        out.set(0)
     }
 
     fn nvmlDeviceValidateInforom(device: Handle) |call| {
@@ -276,13 +276,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetDisplayMode(device: Handle, out: Out<sys::nvmlEnableState_t>) |call| {
-        let attached = call.gpu(device)?.gpu.display_attached;
-        // Source: nvidia-smi of driver 580.159.04 prints "Requested functionality has been deprecated" (captures/).
-        let branch = call.scenario.driver.version.split('.').next().and_then(|branch| branch.parse::<u32>().ok());
-        if branch >= Some(580) {
-            return Err(super::call::DEPRECATED);
-        }
-        out.set(enabled(attached))
+        out.set(enabled(call.gpu(device)?.gpu.display_attached))
     }
 
     fn nvmlDeviceGetDisplayActive(device: Handle, out: Out<sys::nvmlEnableState_t>) |call| {
@@ -371,7 +365,8 @@ nvml! {
             chassisSerialNumber: characters::<16>("0").map(std::ffi::c_char::cast_unsigned),
             slotNumber: 0,
             trayIndex: 0,
-            hostId: 0,
+            // Source: boards with eight GPUs, captures/h200x4.nvml-transcript.json.
+            hostId: 1,
             peerType: 0,
             moduleId: u8::try_from(module).unwrap_or(0),
         };

@@ -22,6 +22,23 @@ const SCOPE_GPU: u32 = 0;
 const SCOPE_MEMORY: u32 = 2;
 /// NVLink counters of every link together.
 const ALL_LINKS: u32 = u32::MAX;
+/// From this version on (Hopper) fields name a link by scope, the older numbers link by link are gone, and links have a
+/// state of low power.
+// Source: real H200s, captures/h200x4.nvml-transcript.json.
+const FIRST_VERSION_WITH_FIELDS_BY_SCOPE: u32 = 4;
+/// What Hopper tells of the time after which an idle link saves power: the threshold that is set, bounds, unit, and
+/// whether it can be set; in units of 100 microseconds.
+// Source: real H200s, captures/h200x4.nvml-transcript.json.
+const LOW_POWER_THRESHOLD: u32 = 500;
+const LOW_POWER_THRESHOLD_MAXIMUM: u32 = 8191;
+const LOW_POWER_THRESHOLD_MINIMUM: u32 = 1;
+const LOW_POWER_THRESHOLD_UNITS: u32 = 0;
+const LOW_POWER_THRESHOLD_SUPPORTED: u32 = 2;
+/// Field numbers that driver 580 does not know at all.
+// Source: driver 580.159.04, captures/h200x4.nvml-transcript.json.
+fn is_unknown(id: u32) -> bool {
+    matches!(id, 274 | 289..=293 | 296..=300 | 303..)
+}
 /// From this version on the counters of single packets and bit errors exist (NVLink 5, Blackwell).
 const FIRST_VERSION_WITH_PACKET_COUNTERS: u32 = 5;
 
@@ -107,7 +124,7 @@ fn numbered_link(gpu: &Gpu, id: u32) -> Option<Result<Value, Failure>> {
     let block = LINK_BLOCKS.iter().find(|block| {
         (block.first..=block.total).contains(&id) || (block.second..block.second + 6).contains(&id)
     })?;
-    if gpu.nvlink.count == 0 {
+    if gpu.nvlink.count == 0 || gpu.nvlink.version >= FIRST_VERSION_WITH_FIELDS_BY_SCOPE {
         return Some(Err(NOT_SUPPORTED));
     }
     if id == block.total {
@@ -153,6 +170,15 @@ fn ecc_field(gpu: &Gpu, id: u32) -> Option<Result<u64, Failure>> {
         field_id::NVML_FI_DEV_ECC_DBE_VOL_L2 => ecc::counter(gpu, UNCORRECTED, VOLATILE, l2),
         field_id::NVML_FI_DEV_ECC_SBE_AGG_L2 => ecc::counter(gpu, CORRECTED, AGGREGATE, l2),
         field_id::NVML_FI_DEV_ECC_DBE_AGG_L2 => ecc::counter(gpu, UNCORRECTED, AGGREGATE, l2),
+        // Boards that count SRAM as a whole have the totals and no field of a single place.
+        field_id::NVML_FI_DEV_ECC_SBE_VOL_DEV
+        | field_id::NVML_FI_DEV_ECC_DBE_VOL_DEV
+        | field_id::NVML_FI_DEV_ECC_SBE_AGG_DEV
+        | field_id::NVML_FI_DEV_ECC_DBE_AGG_DEV
+            if gpu.ecc.sram_status =>
+        {
+            Err(NOT_SUPPORTED)
+        }
         field_id::NVML_FI_DEV_ECC_SBE_VOL_DEV => ecc::counter(gpu, CORRECTED, VOLATILE, dram),
         field_id::NVML_FI_DEV_ECC_DBE_VOL_DEV => ecc::counter(gpu, UNCORRECTED, VOLATILE, dram),
         field_id::NVML_FI_DEV_ECC_SBE_AGG_DEV => ecc::counter(gpu, CORRECTED, AGGREGATE, dram),
@@ -168,7 +194,9 @@ fn power_field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<V
             field_id::NVML_FI_DEV_POWER_AVERAGE => {
                 supported(readings.memory_power_mw).map(Value::U32)
             }
-            _ => Err(NOT_SUPPORTED),
+            field_id::NVML_FI_DEV_POWER_INSTANT => Err(NOT_SUPPORTED),
+            // Limits are the GPU's alone.
+            _ => Err(INVALID_ARGUMENT),
         };
     }
     if scope != SCOPE_GPU {
@@ -198,6 +226,15 @@ fn t_limit_field(
 
 fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, Failure> {
     let gpu = device.gpu;
+    if is_unknown(id) {
+        return Err(INVALID_ARGUMENT);
+    }
+    if let Some(value) = link_field(gpu, id, scope) {
+        return value;
+    }
+    if let Some(value) = pcie_field(call, gpu, id) {
+        return Ok(value);
+    }
     if let Some(value) = ecc_field(gpu, id) {
         return value.map(Value::U64);
     }
@@ -216,11 +253,11 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
     let celsius = &gpu.temperature;
     match id {
         field_id::NVML_FI_DEV_ECC_CURRENT => {
-            supported(gpu.ecc.mode).map(|on| Value::U32(enabled(on)))
+            supported(gpu.ecc.mode).map(|on| Value::U64(enabled(on).into()))
         }
         field_id::NVML_FI_DEV_ECC_PENDING => {
             let mode = supported(gpu.ecc.mode)?;
-            Ok(Value::U32(enabled(gpu.ecc.pending.unwrap_or(mode))))
+            Ok(Value::U64(enabled(gpu.ecc.pending.unwrap_or(mode)).into()))
         }
         field_id::NVML_FI_DEV_RETIRED_SBE => retired(SINGLE_BIT),
         field_id::NVML_FI_DEV_RETIRED_DBE => retired(DOUBLE_BIT),
@@ -237,6 +274,10 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
         }
         field_id::NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION => throttled(ThrottleReason::GpuIdle),
         field_id::NVML_FI_DEV_PERF_POLICY_RELIABILITY => Ok(Value::U64(0)),
+        field_id::NVML_FI_DEV_PERF_POLICY_TOTAL_APP_CLOCKS
+        | field_id::NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS => {
+            Ok(Value::U64(clocks::held_below_clocks_ns(call, device)))
+        }
         field_id::NVML_FI_DEV_MEMORY_TEMP => supported(call.readings(device).memory_temperature_c)
             .map(|c| Value::U32(c.max(0).cast_unsigned())),
         field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | field_id::NVML_FI_DEV_ENERGY
@@ -244,12 +285,6 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
         {
             Ok(Value::U64(call.readings(device).energy_mj))
         }
-        84..=89 | 132..=137 => {
-            let link = if id <= 89 { id - 84 } else { 6 + id - 132 };
-            link_speed(gpu, link)
-        }
-        field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON => link_speed(gpu, 0),
-        field_id::NVML_FI_DEV_NVLINK_GET_SPEED => link_speed(gpu, scope),
         field_id::NVML_FI_DEV_NVLINK_LINK_COUNT => {
             if gpu.nvlink.count == 0 {
                 Err(NOT_SUPPORTED)
@@ -267,14 +302,6 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
             }
             Ok(Value::U32(u32::try_from(active).unwrap_or(0)))
         }
-        field_id::NVML_FI_DEV_NVLINK_GET_STATE => {
-            nvlink::check_link(gpu, scope)?;
-            Ok(Value::U32(enabled(nvlink::is_active(gpu, scope))))
-        }
-        field_id::NVML_FI_DEV_NVLINK_GET_VERSION => {
-            nvlink::check_link(gpu, scope)?;
-            Ok(Value::U32(gpu.nvlink.version))
-        }
         field_id::NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY => {
             link_counter(gpu, scope, |errors| errors.replay)
         }
@@ -285,6 +312,9 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
             link_counter(gpu, scope, |errors| errors.crc_flit)
         }
         field_id::NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL => {
+            if gpu.nvlink.version >= FIRST_VERSION_WITH_FIELDS_BY_SCOPE {
+                return Err(NOT_SUPPORTED);
+            }
             link_counter(gpu, ALL_LINKS, |errors| errors.ecc_data)
         }
         field_id::NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS => {
@@ -307,20 +337,14 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
         | field_id::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS => {
             packet_counter(gpu, scope, |_| 0)
         }
-        field_id::NVML_FI_DEV_PCIE_REPLAY_COUNTER => Ok(Value::U32(gpu.pcie.replays)),
-        field_id::NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER => {
-            Ok(Value::U32(gpu.pcie.replay_rollovers))
+        field_id::NVML_FI_DEV_REMAPPED_COR => Ok(Value::U64(rows()?.correctable.into())),
+        field_id::NVML_FI_DEV_REMAPPED_UNC => Ok(Value::U64(rows()?.uncorrectable.into())),
+        field_id::NVML_FI_DEV_REMAPPED_PENDING => Ok(Value::U64(enabled(rows()?.pending).into())),
+        field_id::NVML_FI_DEV_REMAPPED_FAILURE => Ok(Value::U64(enabled(rows()?.failure).into())),
+        REMAPPED_ROWS_COR_INACTIVE | REMAPPED_ROWS_UNC_INACTIVE => rows().map(|_| Value::U64(0)),
+        field_id::NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE => {
+            supported(gpu.mig.mode).map(|_| Value::U32(1))
         }
-        field_id::NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS => {
-            Ok(Value::U64(gpu.pcie.aer_correctable))
-        }
-        field_id::NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR => Ok(Value::U64(gpu.pcie.aer_nonfatal)),
-        field_id::NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR => Ok(Value::U64(gpu.pcie.aer_fatal)),
-        field_id::NVML_FI_DEV_REMAPPED_COR => Ok(Value::U32(rows()?.correctable)),
-        field_id::NVML_FI_DEV_REMAPPED_UNC => Ok(Value::U32(rows()?.uncorrectable)),
-        field_id::NVML_FI_DEV_REMAPPED_PENDING => Ok(Value::U32(enabled(rows()?.pending))),
-        field_id::NVML_FI_DEV_REMAPPED_FAILURE => Ok(Value::U32(enabled(rows()?.failure))),
-        REMAPPED_ROWS_COR_INACTIVE | REMAPPED_ROWS_UNC_INACTIVE => rows().map(|_| Value::U32(0)),
         field_id::NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED => {
             supported(gpu.mig.mode)?;
             Ok(Value::U32(enabled(
@@ -357,6 +381,94 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
         }
         _ => Err(NOT_SUPPORTED),
     }
+}
+
+/// What NVML tells of a link, or of the links' settings, besides counters of errors.
+fn link_field(gpu: &Gpu, id: u32, scope: u32) -> Option<Result<Value, Failure>> {
+    let one_link = |of: &dyn Fn(u32) -> Result<Value, Failure>| {
+        // There is no speed, state or version of all links together.
+        if scope == ALL_LINKS {
+            return Err(NOT_SUPPORTED);
+        }
+        nvlink::check_link(gpu, scope)?;
+        of(scope)
+    };
+    let low_power = |value| {
+        if gpu.nvlink.version != FIRST_VERSION_WITH_FIELDS_BY_SCOPE || gpu.nvlink.count == 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        if scope == ALL_LINKS {
+            return Err(INVALID_ARGUMENT);
+        }
+        Ok(Value::U32(value))
+    };
+    Some(match id {
+        84..=90 | 132..=137 if gpu.nvlink.version >= FIRST_VERSION_WITH_FIELDS_BY_SCOPE => {
+            Err(NOT_SUPPORTED)
+        }
+        84..=89 => link_speed(gpu, id - 84),
+        132..=137 => link_speed(gpu, 6 + id - 132),
+        field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON => link_speed(gpu, 0),
+        field_id::NVML_FI_DEV_NVLINK_GET_SPEED => one_link(&|link| link_speed(gpu, link)),
+        field_id::NVML_FI_DEV_NVLINK_GET_STATE => {
+            one_link(&|link| Ok(Value::U32(enabled(nvlink::is_active(gpu, link)))))
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_VERSION => {
+            one_link(&|_| Ok(Value::U32(nvlink::version_number(gpu.nvlink.version))))
+        }
+        // An idle link saves power.
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_STATE => low_power(1),
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_THRESHOLD => low_power(LOW_POWER_THRESHOLD),
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_THRESHOLD_MAX => {
+            low_power(LOW_POWER_THRESHOLD_MAXIMUM)
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_THRESHOLD_MIN => {
+            low_power(LOW_POWER_THRESHOLD_MINIMUM)
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_THRESHOLD_UNITS => {
+            low_power(LOW_POWER_THRESHOLD_UNITS)
+        }
+        field_id::NVML_FI_DEV_NVLINK_GET_POWER_THRESHOLD_SUPPORTED => {
+            low_power(LOW_POWER_THRESHOLD_SUPPORTED)
+        }
+        // No simulated program sends anything over a link.
+        field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+        | field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+        | field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX
+        | field_id::NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX => link_counter(gpu, scope, |_| 0),
+        // The number that a link has at its other end is its own.
+        field_id::NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID => one_link(&|link| Ok(Value::U32(link))),
+        _ => return None,
+    })
+}
+
+/// Counters of the PCIe link.
+fn pcie_field(call: &Call, gpu: &Gpu, id: u32) -> Option<Value> {
+    let errors = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    Some(Value::U32(match id {
+        field_id::NVML_FI_DEV_PCIE_REPLAY_COUNTER => gpu.pcie.replays,
+        field_id::NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER => gpu.pcie.replay_rollovers,
+        field_id::NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS => errors(gpu.pcie.aer_correctable),
+        field_id::NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR => errors(gpu.pcie.aer_nonfatal),
+        field_id::NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR => errors(gpu.pcie.aer_fatal),
+        field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES => bytes_passed(call, gpu.pcie.tx_kb_per_s),
+        field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES => bytes_passed(call, gpu.pcie.rx_kb_per_s),
+        // What the simulator does not model has not happened; no atomics reach the host's memory or come from there.
+        field_id::NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER
+        | field_id::NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED
+            ..=field_id::NVML_FI_DEV_PCIE_COUNT_BAD_DLLP
+        | field_id::NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ
+            ..=field_id::NVML_FI_DEV_PCIE_COUNT_LANE_ERROR
+        | field_id::NVML_FI_DEV_PCIE_OUTBOUND_ATOMICS_MASK
+        | field_id::NVML_FI_DEV_PCIE_INBOUND_ATOMICS_MASK => 0,
+        _ => return None,
+    }))
+}
+
+/// Bytes since the node was prepared, in a counter of 32 bits that starts again from 0 as the real one does.
+fn bytes_passed(call: &Call, kb_per_s: u32) -> u32 {
+    let bytes = call.node.state().elapsed().as_millis() * u128::from(kb_per_s);
+    u32::try_from(bytes & u128::from(u32::MAX)).unwrap_or(u32::MAX)
 }
 
 /// An inactive link has no speed.

@@ -151,11 +151,12 @@ nvml! {
     }
 
     fn nvmlDeviceGetGpuInstanceId(device: Handle, out: Out<c_uint>) |call| {
-        out.set(supported(call.device(device)?.mig)?.1.gpu_instance_id)
+        // A GPU's own handle is an invalid argument here, not a product without MIG.
+        out.set(call.device(device)?.mig.ok_or(INVALID_ARGUMENT)?.1.gpu_instance_id)
     }
 
     fn nvmlDeviceGetComputeInstanceId(device: Handle, out: Out<c_uint>) |call| {
-        supported(call.device(device)?.mig)?;
+        call.device(device)?.mig.ok_or(INVALID_ARGUMENT)?;
         out.set(0)
     }
 

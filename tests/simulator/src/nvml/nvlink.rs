@@ -8,8 +8,20 @@ use crate::gpu::{Gpu, NvLinkErrors, NvLinkRemote};
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::c_uint;
 
-/// From this version on (Hopper) links are packet-checked as a whole and have no counters of data CRC or ECC.
-const FIRST_VERSION_WITHOUT_DATA_CRC: u32 = 4;
+/// `NVML_NVLINK_VERSION_*`: NVML counts 2.2 and 3.1 as versions of their own. `version` is NVIDIA's name of the generation.
+pub(super) fn version_number(version: u32) -> c_uint {
+    match version {
+        0 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_INVALID,
+        1 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0,
+        2 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_0,
+        3 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_3_0,
+        4 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_4_0,
+        _ => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_5_0,
+    }
+}
+
+/// From this version on (Blackwell) packets are counted by other fields, and not data CRC and ECC by link.
+const FIRST_VERSION_WITHOUT_DATA_COUNTERS: u32 = 5;
 
 /// A link number that NVML knows, on a GPU that has it.
 pub(super) fn check_link(gpu: &Gpu, link: c_uint) -> Answer {
@@ -35,11 +47,22 @@ pub(super) fn is_active(gpu: &Gpu, link: c_uint) -> bool {
 
 /// The counters of a link.
 pub(super) fn errors(gpu: &Gpu, link: c_uint) -> NvLinkErrors {
-    if gpu.nvlink.error_links.contains(&link) {
+    let mut errors = if gpu.nvlink.error_links.contains(&link) {
         gpu.nvlink.errors
     } else {
         NvLinkErrors::default()
-    }
+    };
+    errors.crc_data += background(gpu.nvlink.background.crc_data, link);
+    errors.ecc_data += background(gpu.nvlink.background.ecc_data, link);
+    errors
+}
+
+/// What a healthy link has counted, which is another number for each: between nothing and twice the mean.
+fn background(mean: u64, link: c_uint) -> u64 {
+    const STEPS: u64 = 16;
+    // 7 and 16 have no divisor in common, so the links take every step before one comes again.
+    let step = (u64::from(link) * 7 + 9) % (STEPS + 1);
+    mean * step * 2 / STEPS
 }
 
 /// The GPU at the other end of a direct link: the others in turn.
@@ -92,7 +115,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetNvLinkVersion(device: Handle, link: c_uint, out: Out<c_uint>) |call| {
-        out.set(checked(call, device, link)?.gpu.nvlink.version)
+        out.set(version_number(checked(call, device, link)?.gpu.nvlink.version))
     }
 
     fn nvmlDeviceGetNvLinkCapability(device: Handle, link: c_uint, capability: c_uint, out: Out<c_uint>) |call| {
@@ -102,8 +125,8 @@ nvml! {
             | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SYSMEM_ACCESS
             | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_P2P_ATOMICS
             | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SYSMEM_ATOMICS
+            | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SLI_BRIDGE
             | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_VALID => 1,
-            sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SLI_BRIDGE => 0,
             _ => return Err(INVALID_ARGUMENT),
         })
     }
@@ -127,7 +150,7 @@ nvml! {
     fn nvmlDeviceGetNvLinkErrorCounter(device: Handle, link: c_uint, counter: c_uint, out: Out<u64>) |call| {
         let gpu = checked(call, device, link)?.gpu;
         let errors = errors(gpu, link);
-        let has_data_counters = gpu.nvlink.version < FIRST_VERSION_WITHOUT_DATA_CRC;
+        let has_data_counters = gpu.nvlink.version < FIRST_VERSION_WITHOUT_DATA_COUNTERS;
         out.set(match counter {
             sys::nvmlNvLinkErrorCounter_enum_NVML_NVLINK_ERROR_DL_REPLAY => errors.replay,
             sys::nvmlNvLinkErrorCounter_enum_NVML_NVLINK_ERROR_DL_RECOVERY => errors.recovery,

@@ -97,7 +97,7 @@ fn command_of(pid: u32) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(first).into_owned())
 }
 
-/// Texts of `nvmlErrorString`, in the words of NVIDIA's library.
+/// Texts of `nvmlErrorString`, in the words of NVIDIA's library (captures/h200x4.nvml-transcript.json).
 const ERROR_TEXTS: [(u32, &CStr); 32] = [
     (sys::nvmlReturn_enum_NVML_SUCCESS, c"Success"),
     (
@@ -174,7 +174,7 @@ const ERROR_TEXTS: [(u32, &CStr); 32] = [
     (sys::nvmlReturn_enum_NVML_ERROR_NO_DATA, c"No data"),
     (
         sys::nvmlReturn_enum_NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
-        c"ECC is not supported on vGPU",
+        c"vGPU ECC not supported",
     ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES,
@@ -182,25 +182,31 @@ const ERROR_TEXTS: [(u32, &CStr); 32] = [
     ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_FREQ_NOT_SUPPORTED,
-        c"Frequency Not Supported",
+        c"Invalid Frequency",
     ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        c"Argument Version Mismatch",
+        c"Argument version mismatch",
     ),
-    (sys::nvmlReturn_enum_NVML_ERROR_DEPRECATED, c"Deprecated"),
-    (sys::nvmlReturn_enum_NVML_ERROR_NOT_READY, c"Not Ready"),
+    (
+        sys::nvmlReturn_enum_NVML_ERROR_DEPRECATED,
+        c"Requested functionality has been deprecated",
+    ),
+    (
+        sys::nvmlReturn_enum_NVML_ERROR_NOT_READY,
+        c"System is not in ready state",
+    ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_GPU_NOT_FOUND,
-        c"GPU Not Found",
+        c"No supported GPUs were found",
     ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_INVALID_STATE,
-        c"Invalid State",
+        c"Resource not in correct state to perform requested operation",
     ),
     (
         sys::nvmlReturn_enum_NVML_ERROR_RESET_TYPE_NOT_SUPPORTED,
-        c"Reset Type Not Supported",
+        c"Reset type is not supported for given device",
     ),
     (sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN, c"Unknown Error"),
 ];
