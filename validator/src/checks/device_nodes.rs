@@ -54,12 +54,6 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
 
     let gpus = wanted_gpu_nodes(facts, modules, &mut tally);
     if gpus.is_empty() && tally.worst().is_none() {
-        if !facts.gpus.is_empty() {
-            return Ok(Outcome::error(format!(
-                "/proc/driver/nvidia/gpus names no GPU while NVML lists {}, so which nodes they need is not known",
-                facts.gpus.len()
-            )));
-        }
         return Err(machine::reported_by(
             "gpu_count",
             "the driver holds no GPU that would need a device node",
