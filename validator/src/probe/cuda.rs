@@ -23,16 +23,27 @@ pub(super) struct CudaOutcome {
 }
 
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
+    if options.level == Level::Quick && several_gpus(options) && !variable_is_set() {
+        let mut outcome = ask(options, interrupt, &[(VISIBLE_DEVICES, "0".to_owned())]);
+        // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for example, and another be
+        // well. A worker that hung or died is not asked again.
+        let failed = outcome.cuda.init.value().is_some_and(|init| init.code != 0);
+        if !failed {
+            outcome.cuda.first_gpu_only = true;
+            return outcome;
+        }
+    }
+    ask(options, interrupt, &[])
+}
+
+fn ask(
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    environment: &[(&str, String)],
+) -> CudaOutcome {
     let program = worker_program(options.worker_program.as_ref());
     let arguments = ["worker".into(), "cuda".into()];
-    let first_gpu_only =
-        options.level == Level::Quick && several_gpus(options) && !variable_is_set();
-    let environment = if first_gpu_only {
-        vec![(VISIBLE_DEVICES, "0".to_owned())]
-    } else {
-        Vec::new()
-    };
-    let worker = match WorkerProcess::start(&program, &arguments, &environment) {
+    let worker = match WorkerProcess::start(&program, &arguments, environment) {
         Ok(worker) => worker,
         Err(error) => {
             let reason = format!("cannot start {}: {error}", program.display());
@@ -46,7 +57,6 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         .and_then(|scenario| serde_json::from_value(scenario).ok());
     let mut outcome = nothing_read(&told.reason());
     outcome.simulated = simulated;
-    outcome.cuda.first_gpu_only = first_gpu_only;
     for (name, value) in std::mem::take(&mut told.fields) {
         take_field(&mut outcome.cuda, &name, value);
     }
