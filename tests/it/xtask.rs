@@ -267,7 +267,7 @@ fn generated_files_are_up_to_date() {
 
 #[test]
 fn the_workflows_that_github_reads_are_those_of_the_workflows_folder() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut compared = 0;
     for entry in root
         .join("workflows")
@@ -278,7 +278,7 @@ fn the_workflows_that_github_reads_are_those_of_the_workflows_folder() {
         let source = entry.path();
         if source.extension().is_some_and(|it| it == "yml") {
             let copy = root.join(".github/workflows").join(entry.file_name());
-            let read = |path: &std::path::Path| {
+            let read = |path: &Path| {
                 std::fs::read_to_string(path)
                     .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
             };
