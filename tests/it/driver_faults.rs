@@ -278,10 +278,9 @@ fn a_kernel_log_that_cannot_be_read_is_an_error_with_its_remedy() {
 #[test]
 fn host_files_that_cannot_be_opened_are_errors_and_fail_nothing() {
     for (folder, checks) in [
-        ("proc/driver/nvidia/gpus", &["device_nodes: error"][..]),
         (
             "sys/fs/cgroup/system.slice",
-            &["fabric_manager: error", "persistence_daemon: error"],
+            &["fabric_manager: error", "persistence_daemon: error"][..],
         ),
         ("sys/bus/pci/devices", &["gpu_count: error"]),
         // What it says is what tells how many GPUs there should be.
@@ -290,10 +289,7 @@ fn host_files_that_cannot_be_opened_are_errors_and_fail_nothing() {
         ("dev", &["device_nodes: error"]),
     ] {
         let node = Node::healthy("p5.48xlarge");
-        let path = node.sysroot().join(folder);
-        std::fs::rename(&path, node.out.path("aside")).expect("moved");
-        std::os::unix::fs::symlink(path.file_name().expect("a name"), &path)
-            .expect("a link to itself");
+        make_unopenable(&node, folder);
         let ran = node.run(&["--level", "quick"]);
         let not_green = ran.report.not_green();
         assert_eq!(ran.code, 2, "{folder}: {not_green:?}");
@@ -302,4 +298,24 @@ fn host_files_that_cannot_be_opened_are_errors_and_fail_nothing() {
             "{folder}: {not_green:?}"
         );
     }
+}
+
+fn make_unopenable(node: &Node, folder: &str) {
+    let path = node.sysroot().join(folder);
+    std::fs::rename(&path, node.out.path("aside")).expect("moved");
+    std::os::unix::fs::symlink(path.file_name().expect("a name"), &path).expect("a link to itself");
+}
+
+/// Where the driver's own list cannot be opened, NVML's minor numbers say which nodes there should be.
+#[test]
+fn device_nodes_are_judged_by_nvml_where_the_drivers_list_is_hidden() {
+    let node = Node::healthy("p5.48xlarge");
+    make_unopenable(&node, "proc/driver/nvidia/gpus");
+    let ran = node.run(&["--level", "quick"]);
+    assert_eq!(ran.code, 0, "{:?}", ran.report.not_green());
+    assert_eq!(ran.report.finding("device_nodes")["verdict"], "pass");
+    std::fs::remove_file(node.sysroot().join("dev/nvidia3")).expect("removed");
+    let ran = node.run(&["--level", "quick"]);
+    assert_eq!(ran.code, 1);
+    assert_eq!(ran.report.not_green(), set(&["device_nodes: fail"]));
 }
