@@ -14,9 +14,9 @@ pub(crate) struct Arguments {
     /// Only these steps [default: all]
     #[arg(value_name = "STEP", value_parser = step_names())]
     steps: Vec<String>,
-    /// How long the fuzz targets run in all
-    #[arg(long, default_value_t = 30)]
-    fuzz_seconds: u32,
+    /// How many inputs each fuzz target tries
+    #[arg(long, default_value_t = 50_000)]
+    fuzz_inputs: u32,
 }
 
 /// One step. What is shown is what is run, so it can be repeated by hand.
@@ -30,7 +30,7 @@ struct Step {
 ///
 /// The advisories of cargo-deny are left out: they come from a database on GitHub that changes under a commit, so they
 /// belong to a scheduled job and not to the question whether this commit is right.
-fn steps(fuzz_seconds: u32) -> Vec<Step> {
+fn steps(fuzz_inputs: u32) -> Vec<Step> {
     let tools = workspace::tools();
     let (deny, linters) = (
         tools.join("cargo-deny/bin/cargo-deny"),
@@ -70,10 +70,7 @@ fn steps(fuzz_seconds: u32) -> Vec<Step> {
         step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),
         step("nvml-clients", "cargo xtask nvml-clients"),
-        step(
-            "fuzz",
-            &format!("cargo xtask fuzz --seconds {fuzz_seconds}"),
-        ),
+        step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}")),
     ]
 }
 
@@ -86,7 +83,7 @@ fn step_names() -> clap::builder::PossibleValuesParser {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    let mut steps = steps(arguments.fuzz_seconds);
+    let mut steps = steps(arguments.fuzz_inputs);
     if !arguments.steps.is_empty() {
         steps.retain(|step| arguments.steps.iter().any(|wanted| wanted == step.name));
     }

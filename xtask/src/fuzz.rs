@@ -32,7 +32,14 @@ pub(crate) struct Arguments {
     /// How long to run, shared evenly among the targets
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// Try so many inputs of each target instead, the same ones every time: what CI does, whose answer must not depend on
+    /// luck
+    #[arg(long, conflicts_with = "seconds")]
+    inputs: Option<u32>,
 }
+
+/// Any number will do; it makes the inputs the same in every run.
+const SEED: u32 = 1;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
@@ -48,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     build(&shell)?;
     let share = (arguments.seconds / u32::try_from(targets.len())?).max(1);
     for target in &targets {
-        fuzz(&shell, target, share)?;
+        fuzz(&shell, target, share, arguments.inputs)?;
     }
     Ok(())
 }
@@ -79,7 +86,7 @@ fn build(shell: &Shell) -> anyhow::Result<()> {
         .context("the fuzz targets do not build (libFuzzer also needs a C++ compiler: apt-get install g++)")
 }
 
-fn fuzz(shell: &Shell, target: &str, seconds: u32) -> anyhow::Result<()> {
+fn fuzz(shell: &Shell, target: &str, seconds: u32, inputs: Option<u32>) -> anyhow::Result<()> {
     let binary = workspace::target()
         .join("fuzz")
         .join(TRIPLE)
@@ -92,17 +99,27 @@ fn fuzz(shell: &Shell, target: &str, seconds: u32) -> anyhow::Result<()> {
         .unwrap_or_default();
     ensure!(
         seeds > 0,
-        "{corpus} is empty: fuzzing from nothing in {seconds} s finds nothing"
+        "{corpus} is empty: fuzzing from nothing finds nothing"
     );
     // libFuzzer adds what it finds to the first folder; the committed corpus stays as it is.
-    let found = shell.create_dir(workspace::target().join("fuzz/corpus").join(target))?;
+    let found = if inputs.is_none() {
+        workspace::target().join("fuzz/corpus").join(target)
+    } else {
+        let fresh = workspace::target().join("fuzz/same-inputs").join(target);
+        shell.remove_path(&fresh)?;
+        fresh
+    };
+    let found = shell.create_dir(found)?;
     let failures = shell.create_dir(workspace::target().join("fuzz/failures").join(target))?;
     let prefix = format!("{}/", failures.display());
-    eprintln!("fuzzing {target} for {seconds} s from {seeds} files");
-    let limits = [
-        format!("-max_total_time={seconds}"),
-        format!("-timeout={SLOWEST_INPUT_S}"),
-    ];
+    let mut limits = vec![format!("-timeout={SLOWEST_INPUT_S}")];
+    if let Some(inputs) = inputs {
+        eprintln!("fuzzing {target} with {inputs} inputs from {seeds} files");
+        limits.extend([format!("-runs={inputs}"), format!("-seed={SEED}")]);
+    } else {
+        eprintln!("fuzzing {target} for {seconds} s from {seeds} files");
+        limits.push(format!("-max_total_time={seconds}"));
+    }
     let output = cmd!(
         shell,
         "{binary} {limits...} -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix={prefix} {found} {corpus}"
