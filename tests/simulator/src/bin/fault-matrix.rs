@@ -244,7 +244,14 @@ fn run_validator(arguments: &Arguments, case: &Case, node: &PreparedNode) -> Res
     let mut command = Command::new(&arguments.validator);
     // No simulated driver is slow, so that one which does not answer need not be waited for as long as a real one.
     command
-        .args(["run", "--deadline-scale", "0.2", "--level", case.level, "--sysroot"])
+        .args([
+            "run",
+            "--deadline-scale",
+            "0.2",
+            "--level",
+            case.level,
+            "--sysroot",
+        ])
         .arg(&node.sysroot)
         .arg("--json")
         .arg(&json)
