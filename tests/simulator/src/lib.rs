@@ -26,6 +26,7 @@ pub mod node;
 pub mod number;
 pub mod nvml;
 pub mod prepare;
+pub(crate) mod product;
 pub mod quantity;
 pub mod resolve;
 pub mod scenario;

@@ -35,12 +35,16 @@ pub(crate) struct Arguments {
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
+    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
+    deadline_scale: f64,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let (profile, profile_name) = arguments.report.profile()?;
     let interrupt = stop_on_signals()?;
-    let options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    options.deadlines = options.deadlines.scaled(arguments.deadline_scale);
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
     let judged = |facts| Run::judged(facts, &profile, &profile_name, arguments.level);
 

@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 
+use super::host::Sysroot;
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
 use crate::load::driver::{CudaFailure, CudaLibrary, Device};
@@ -37,6 +38,9 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
     outcome.simulated = simulated;
     for (name, value) in std::mem::take(&mut told.fields) {
         take_field(&mut outcome.cuda, &name, value);
+    }
+    if let Reading::Value(path) = &mut outcome.cuda.library {
+        *path = Sysroot::new(options.sysroot.clone()).inside(path);
     }
     if told.end != ConversationEnd::Finished {
         outcome.cuda.probe_trouble.push(told.reason());

@@ -60,3 +60,38 @@ impl Default for Deadlines {
         }
     }
 }
+
+impl Deadlines {
+    /// Every deadline times `factor`, for tests in which a driver hangs.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        let scaled = |deadline: Duration| {
+            Duration::try_from_secs_f64(deadline.as_secs_f64() * factor).unwrap_or(deadline)
+        };
+        Self {
+            nvml_call: scaled(self.nvml_call),
+            nvml_initialization: scaled(self.nvml_initialization),
+            nvml: scaled(self.nvml),
+            cuda: scaled(self.cuda),
+            cuda_kernel: scaled(self.cuda_kernel),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_deadline_is_scaled_and_a_senseless_factor_changes_none() {
+        let whole = Deadlines::default();
+        let tenth = whole.scaled(0.1);
+        assert_eq!(tenth.nvml_call, Duration::from_millis(500));
+        assert_eq!(tenth.nvml_initialization, Duration::from_secs(3));
+        assert_eq!(tenth.nvml, Duration::from_secs(9));
+        assert_eq!(tenth.cuda, Duration::from_secs(3));
+        assert_eq!(tenth.cuda_kernel, Duration::from_secs(3));
+        assert_eq!(whole.scaled(f64::NAN).cuda, whole.cuda);
+        assert_eq!(whole.scaled(-1.0).cuda, whole.cuda);
+    }
+}

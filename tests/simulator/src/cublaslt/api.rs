@@ -2,7 +2,7 @@
 
 use super::matrix::{Element, Layout};
 use super::product::{Operand, product};
-use crate::cuda::kernels::Output;
+use crate::cuda::kernels::{Blocks, Output};
 use crate::node::{Node, misbehave};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_char, c_int, c_void};
@@ -453,7 +453,9 @@ pub unsafe extern "C" fn cublasLtMatmul(
             element_size: d_layout.element.bytes(),
             elements: d_layout.bytes().unwrap_or(0) / d_layout.element.bytes() as u64,
             row_length: d_layout.leading_dimension.cast_unsigned(),
-            elements_per_block: 128 * 128,
+            blocks: Blocks::InOrder {
+                elements: 128 * 128,
+            },
         };
         let gpu_time = gpu_time_model(&multiplication);
         crate::cuda::api::run_library_kernel("cublasLtMatmul", stream, output, gpu_time, || {

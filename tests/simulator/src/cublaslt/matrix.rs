@@ -5,7 +5,7 @@ use crate::number::{
 };
 
 /// `cudaDataType_t`, as far as products know them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     F64,
     F32,
@@ -86,7 +86,7 @@ impl Element {
 }
 
 /// `cublasLtMatrixLayout_t`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) element: Element,
     pub(super) rows: u64,

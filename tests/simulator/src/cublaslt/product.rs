@@ -1,9 +1,8 @@
-//! The product itself, and the memory of products that were computed before.
+//! The product itself.
 
 use super::matrix::Layout;
-use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::product::{Products, Sizes, fingerprint, multiply_by_transposed};
+use std::sync::Arc;
 
 /// An operand: its layout, its bytes, and whether it is transposed.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +11,9 @@ pub(super) struct Operand<'memory> {
     pub(super) memory: &'memory [u8],
     pub(super) transposed: bool,
 }
+
+/// Two operands with the same key have the same values, but for a collision of a 64-bit hash.
+type Key = (Layout, bool, u64);
 
 impl Operand<'_> {
     pub(super) fn rows(&self) -> u64 {
@@ -38,58 +40,33 @@ impl Operand<'_> {
         }
     }
 
-    /// Two operands with the same key have the same values, but for a collision of a 64-bit hash.
-    fn key(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        let layout = &self.layout;
-        (
-            layout.element,
-            layout.rows,
-            layout.columns,
-            layout.leading_dimension,
-        )
-            .hash(&mut hasher);
-        (layout.row_major, self.transposed).hash(&mut hasher);
-        self.memory.hash(&mut hasher);
-        hasher.finish()
+    fn key(&self) -> Key {
+        (self.layout, self.transposed, fingerprint(self.memory))
     }
 }
 
-/// How many products are remembered; a burn uses one or two pairs of operands a precision.
-const REMEMBERED: usize = 4;
-
-type Remembered = VecDeque<((u64, u64), Arc<Vec<f64>>)>;
-
-static PRODUCTS: Mutex<Remembered> = Mutex::new(VecDeque::new());
+static PRODUCTS: Products<(Key, Key), Arc<Vec<f64>>> = Products::new();
 
 /// The product of two matrices, row by row.
 pub(super) fn product(a: &Operand<'_>, b: &Operand<'_>) -> Arc<Vec<f64>> {
-    let key = (a.key(), b.key());
-    let mut products = PRODUCTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, product)) = products.iter().find(|(known, _)| *known == key) {
-        return Arc::clone(product);
-    }
-    let product = Arc::new(multiply(a, b));
-    products.push_front((key, Arc::clone(&product)));
-    products.truncate(REMEMBERED);
-    product
+    PRODUCTS.get((a.key(), b.key()), || Arc::new(multiply(a, b)))
 }
 
-/// Row by row, so that the inner loop runs over memory in order and is vectorized.
 fn multiply(a: &Operand<'_>, b: &Operand<'_>) -> Vec<f64> {
     let size = |length: u64| usize::try_from(length).unwrap_or(0);
-    let (rows, inner, columns) = (size(a.rows()), size(a.columns()), size(b.columns()));
-    let right: Vec<f64> = (0..inner)
-        .flat_map(|row| (0..columns).map(move |column| b.get(row, column)))
-        .collect();
-    let mut result = vec![0.0; rows * columns];
-    for (row, line) in result.chunks_exact_mut(columns.max(1)).enumerate() {
-        for (place, factors) in right.chunks_exact(columns.max(1)).enumerate() {
-            let left = a.get(row, place);
-            for (sum, factor) in line.iter_mut().zip(factors) {
-                *sum += left * factor;
-            }
-        }
-    }
+    let sizes = Sizes {
+        rows: size(a.rows()),
+        columns: size(b.columns()),
+        depth: size(a.columns()),
+    };
+    let row_by_row = |rows: usize, get: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
+        (0..rows)
+            .flat_map(|row| (0..sizes.depth).map(move |place| get(row, place)))
+            .collect()
+    };
+    let left = row_by_row(sizes.rows, &|row, place| a.get(row, place));
+    let right = row_by_row(sizes.columns, &|column, place| b.get(place, column));
+    let mut result = vec![0.0; sizes.rows * sizes.columns];
+    multiply_by_transposed::<f64, f64, 8>(&left, &right, sizes, sizes.depth, &mut result);
     result
 }

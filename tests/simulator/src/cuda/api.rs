@@ -1,14 +1,16 @@
 //! The exported functions. Names, parameters and results are NVIDIA's; what is not here is in `unsupported.rs`.
 
 use super::driver::{
-    Driver, Outcome, call, current_handle, guarded, init, pop_current, push_current, set_current,
+    Driver, Outcome, call, current_handle, guarded, init, lock, pop_current, push_current,
+    set_current,
 };
 use super::image;
+use super::kernels::tensor_map::TensorMap;
 use super::kernels::{self, Launch};
 use super::objects::{EVENTS, Event, FUNCTIONS, Function, MODULES, Module, STREAMS, Stream};
 use super::result::{
-    CuResult, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
-    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
+    CuResult, ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND,
+    NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
 };
 use super::{corruption, memory, result};
 use crate::gpu::{ComputeMode, CudaCall, Gpu};
@@ -587,8 +589,13 @@ functions! {
         unsafe { put(value, set.unwrap_or(default)) }
     }
     fn cuFuncSetAttribute(driver, function: Handle, number: c_uint, value: c_int) {
-        driver.current()?;
-        FUNCTIONS.get(function)?.attributes.lock().map_err(|_| result::UNKNOWN)?.insert(number, value);
+        let gpu = driver.current()?.gpu;
+        let function = FUNCTIONS.get(function)?;
+        let shared_bytes_maximum = driver.with_gpu(gpu, |values| attribute(values, 97));
+        if number == DYNAMIC_SHARED_BYTES_MAXIMUM && !(0..=shared_bytes_maximum).contains(&i64::from(value)) {
+            return Err(INVALID_VALUE);
+        }
+        function.attributes.lock().map_err(|_| result::UNKNOWN)?.insert(number, value);
         Ok(())
     }
     fn cuFuncSetCacheConfig(driver, function: Handle, _config: c_uint) {
@@ -609,6 +616,37 @@ functions! {
         let by_memory = per_sm / (shared_bytes + 1024);
         let by_threads = usize::try_from(2048 / threads).unwrap_or(0);
         unsafe { put(blocks, c_int::try_from(by_memory.min(by_threads).min(32)).unwrap_or(0)) }
+    }
+    fn cuTensorMapEncodeTiled(
+        driver, map: *mut TensorMap, data_type: c_uint, rank: c_uint, address: u64, dimensions: *const u64,
+        strides: *const u64, tile: *const u32, element_strides: *const u32, interleave: c_uint, swizzle: c_uint,
+        l2_promotion: c_uint, fill: c_uint,
+    ) {
+        let _ = driver;
+        if !map.addr().is_multiple_of(64) || !(1..=5).contains(&rank) {
+            return Err(INVALID_VALUE);
+        }
+        let short = |value: c_uint| u8::try_from(value).map_err(|_| INVALID_VALUE);
+        let mut encoded = TensorMap {
+            address,
+            data_type: short(data_type)?,
+            rank: short(rank)?,
+            interleave: short(interleave)?,
+            swizzle: short(swizzle)?,
+            l2_promotion: short(l2_promotion)?,
+            fill: short(fill)?,
+            ..TensorMap::empty()
+        };
+        let rank = rank as usize;
+        encoded.dimensions[..rank].copy_from_slice(unsafe { list(dimensions, rank)? });
+        encoded.strides[..rank - 1].copy_from_slice(unsafe { list(strides, rank - 1)? });
+        for (place, value) in encoded.tile.iter_mut().zip(unsafe { list(tile, rank)? }) {
+            *place = u16::try_from(*value).map_err(|_| INVALID_VALUE)?;
+        }
+        for (place, value) in encoded.element_strides.iter_mut().zip(unsafe { list(element_strides, rank)? }) {
+            *place = short(*value)?;
+        }
+        unsafe { put(map, encoded.encode()?) }
     }
     fn cuLaunchKernel(
         driver, function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
@@ -636,6 +674,25 @@ pub struct LaunchConfig {
     stream: Handle,
     attributes: *const c_void,
     attribute_count: c_uint,
+}
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const DYNAMIC_SHARED_BYTES_MAXIMUM: c_uint = 8;
+
+/// What a kernel gets whose attribute is not set.
+const DYNAMIC_SHARED_BYTES_DEFAULT: u32 = 48 << 10;
+
+/// An array that the caller passes.
+///
+/// # Safety
+/// A pointer that is not null points to so many values, which stay as they are during the call.
+unsafe fn list<'caller, T>(first: *const T, length: usize) -> Outcome<&'caller [T]> {
+    match length {
+        0 => Ok(&[]),
+        _ if first.is_null() => Err(INVALID_VALUE),
+        // SAFETY: as the caller promises.
+        _ => Ok(unsafe { std::slice::from_raw_parts(first, length) }),
+    }
 }
 
 fn peer_accesses() -> &'static Mutex<HashSet<(usize, usize)>> {
@@ -723,7 +780,13 @@ fn launch(
     let stream = stream_of(driver, stream)?;
     let function = FUNCTIONS.get(function)?;
     let threads: u64 = block.iter().map(|it| u64::from(*it)).product();
-    if grid.contains(&0) || threads == 0 || threads > 1024 {
+    let allowed_shared_bytes = lock(&function.attributes)
+        .get(&DYNAMIC_SHARED_BYTES_MAXIMUM)
+        .and_then(|bytes| u32::try_from(*bytes).ok())
+        .unwrap_or(0)
+        .max(DYNAMIC_SHARED_BYTES_DEFAULT);
+    let possible = !grid.contains(&0) && (1..=1024).contains(&threads);
+    if !possible || shared_bytes > allowed_shared_bytes {
         return Err(INVALID_VALUE);
     }
     driver.injected_error(context.gpu, CudaCall::Launch)?;
@@ -745,7 +808,7 @@ fn launch(
         .begin_work(context.gpu, driver.slot(context.gpu)?);
     let launch = Launch::new(grid, block, shared_bytes, parameters, gpu);
     let done = run(&launch).map_err(|code| {
-        if code == ILLEGAL_ADDRESS {
+        if [ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION].contains(&code) {
             context.poison(code)
         } else {
             code

@@ -1,6 +1,6 @@
 //! Wrong numbers: spoils what a kernel wrote, as the scenario asks.
 
-use super::kernels::Output;
+use super::kernels::{Blocks, Output, Tiles};
 use crate::gpu::{Gpu, WrongResultKind, WrongResults};
 
 /// The side of a tile, in elements, where a kernel does not say.
@@ -27,9 +27,16 @@ pub(super) fn spoil(gpu: &Gpu, kernel: &str, launch: u64, outputs: &[Output]) {
     }
 }
 
-/// Blocks are dealt to SMs in turn; those of the broken SM have their lowest mantissa or integer bit wrong.
+/// What the broken SM computes has its lowest mantissa or integer bit wrong.
 fn spoil_sm(output: &Output, sm: u32, sm_count: u32) {
-    let per_block = output.elements_per_block.max(1);
+    let per_block = match &output.blocks {
+        Blocks::InOrder { elements } => (*elements).max(1),
+        Blocks::Tiles(tiles) => {
+            let wrong = (0..).zip(&tiles.sm).filter(|(_, of)| **of == sm);
+            return wrong.for_each(|(tile, _)| spoil_tile(output, tiles, tile, 0));
+        }
+    };
+    // Blocks are dealt to SMs in turn.
     let blocks = output.elements.div_ceil(per_block);
     for block in (u64::from(sm)..blocks).step_by(sm_count.max(1) as usize) {
         let end = ((block + 1) * per_block).min(output.elements);
@@ -66,18 +73,36 @@ fn spoil_output(output: &Output, fault: &WrongResults, launch: u64) {
             }
         }
         WrongResultKind::Tile => {
-            let (row, column) = (
-                element / row_length / TILE * TILE,
-                element % row_length / TILE * TILE,
-            );
-            for row in row..(row + TILE).min(output.elements.div_ceil(row_length)) {
-                for column in column..(column + TILE).min(row_length) {
-                    flip(
-                        output,
-                        (row * row_length + column).min(output.elements - 1),
-                        bit,
-                    );
-                }
+            let (row, column) = (element / row_length, element % row_length);
+            let whole = Tiles {
+                rows: TILE,
+                columns: TILE,
+                sm: Vec::new(),
+            };
+            let tiles = match &output.blocks {
+                Blocks::Tiles(tiles) => tiles,
+                Blocks::InOrder { .. } => &whole,
+            };
+            let tiles_in_a_row = row_length.div_ceil(tiles.columns);
+            let tile = row / tiles.rows * tiles_in_a_row + column / tiles.columns;
+            spoil_tile(output, tiles, tile, bit);
+        }
+    }
+}
+
+/// Flips this bit of every element of a tile, or of what is left of it at the matrix's edges.
+fn spoil_tile(output: &Output, tiles: &Tiles, tile: u64, bit: u64) {
+    let row_length = output.row_length.max(1);
+    let tiles_in_a_row = row_length.div_ceil(tiles.columns);
+    let (row, column) = (
+        tile / tiles_in_a_row * tiles.rows,
+        tile % tiles_in_a_row * tiles.columns,
+    );
+    for row in row..(row + tiles.rows).min(output.elements.div_ceil(row_length)) {
+        for column in column..(column + tiles.columns).min(row_length) {
+            let element = row * row_length + column;
+            if element < output.elements {
+                flip(output, element, bit);
             }
         }
     }

@@ -20,6 +20,7 @@ pub const NOT_FOUND: CuResult = 500;
 pub const ILLEGAL_ADDRESS: CuResult = 700;
 pub const PEER_ACCESS_ALREADY_ENABLED: CuResult = 704;
 pub const PEER_ACCESS_NOT_ENABLED: CuResult = 705;
+pub const ILLEGAL_INSTRUCTION: CuResult = 715;
 pub const LAUNCH_FAILED: CuResult = 719;
 pub const NOT_SUPPORTED: CuResult = 801;
 pub const UNKNOWN: CuResult = 999;

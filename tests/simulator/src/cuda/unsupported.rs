@@ -399,7 +399,6 @@ unsupported! {
     cuSurfRefSetArray
     cuTensorMapEncodeIm2col
     cuTensorMapEncodeIm2colWide
-    cuTensorMapEncodeTiled
     cuTensorMapReplaceAddress
     cuTexObjectCreate
     cuTexObjectDestroy

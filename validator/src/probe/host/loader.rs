@@ -22,7 +22,7 @@ impl LoaderPath {
             .unwrap_or_default()
             .split([':', ';'])
             .filter(|folder| folder.starts_with('/'))
-            .map(str::to_owned)
+            .map(|folder| root.inside(folder))
             .collect();
         let cache = root.bytes("/etc/ld.so.cache").unwrap_or_default();
         Self {
@@ -228,6 +228,12 @@ mod tests {
         std::fs::create_dir_all(folder.path().join("etc")).expect("a folder");
         std::fs::write(folder.path().join("etc/ld.so.cache"), bytes).expect("a file");
         let path = LoaderPath::read(&root, Some(":/usr/local/cuda-13.0/compat/:relative"));
+        // The variable of a process on a tree that stands for a machine names folders of the tree.
+        let below_the_tree = format!("{}/usr/local/cuda-13.0/compat", folder.path().display());
+        assert!(
+            LoaderPath::read(&root, Some(&below_the_tree))
+                .selects(&root, "/usr/local/cuda-13.0/compat")
+        );
         let Reading::Value(files) = path.files(&root, "libcuda.so.1") else {
             panic!("not read")
         };

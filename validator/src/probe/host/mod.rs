@@ -10,7 +10,7 @@ mod sysroot;
 mod system;
 mod toolkits;
 
-use sysroot::Sysroot;
+pub(super) use sysroot::Sysroot;
 
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{HostFacts, KernelLog, Reading};

@@ -37,6 +37,17 @@ impl Sysroot {
         )
     }
 
+    /// The path within the machine of a path that lies below this sysroot; others are as they are.
+    pub(crate) fn inside(&self, path: &str) -> String {
+        self.folder
+            .as_deref()
+            .and_then(|folder| Path::new(path).strip_prefix(folder).ok())
+            .map_or_else(
+                || path.to_owned(),
+                |within| format!("/{}", within.display()),
+            )
+    }
+
     pub(crate) fn exists(&self, path: &str) -> bool {
         self.real_path(path).exists()
     }
@@ -194,6 +205,14 @@ pub(crate) mod tests {
         }
         let root = Sysroot::new(Some(folder.path().to_owned()));
         (folder, root)
+    }
+
+    #[test]
+    fn paths_below_the_sysroot_are_the_machines() {
+        let root = Sysroot::new(Some(PathBuf::from("/node/root")));
+        assert_eq!(root.inside("/node/root/usr/lib"), "/usr/lib");
+        assert_eq!(root.inside("/node/rooted/usr/lib"), "/node/rooted/usr/lib");
+        assert_eq!(Sysroot::default().inside("/usr/lib"), "/usr/lib");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `gpu_validator_check`: one value a thread, through integer, FP32 and FP64 units, shared memory and a warp shuffle.
 
-use super::{Done, Launch, Output};
+use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
 use crate::cuda::driver::Outcome;
 use crate::cuda::result::INVALID_VALUE;
 
@@ -34,11 +34,11 @@ pub(super) fn run(launch: &Launch<'_>) -> Outcome<Done> {
         element_size: 4,
         elements: written,
         row_length: written,
-        elements_per_block: THREADS,
+        blocks: Blocks::InOrder { elements: THREADS },
     };
     Ok(Done {
         outputs: vec![output],
-        gpu_time_ns: 2_000 + written / VALUES_PER_NS,
+        gpu_time_ns: LAUNCH_NS + written / VALUES_PER_NS,
     })
 }
 

@@ -1,6 +1,12 @@
-//! The kernels that the simulator can run, by name. They compute on the CPU what the GPU computes, bit for bit.
+//! The kernels that the simulator can run, by name. They compute on the CPU what the GPU computes, bit for bit wherever
+//! the GPU's arithmetic is specified (`validator/src/load/gemm/KERNELS.md`).
 
 mod check;
+mod freivalds;
+mod gemm;
+mod operand;
+pub mod tensor_map;
+mod verify;
 
 use super::driver::Outcome;
 use super::result::{ILLEGAL_ADDRESS, INVALID_VALUE};
@@ -25,20 +31,80 @@ pub struct Done {
 }
 
 /// A result in device memory, row after row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Output {
     pub address: u64,
     /// Bytes of one element.
     pub element_size: usize,
     pub elements: u64,
     pub row_length: u64,
-    /// Elements that one thread block computes, in a row.
-    pub elements_per_block: u64,
+    pub blocks: Blocks,
+}
+
+/// Which part of a result each thread block computes.
+#[derive(Clone, Debug)]
+pub enum Blocks {
+    /// So many elements in a row, blocks dealt to multiprocessors in turn.
+    InOrder { elements: u64 },
+    /// One tile after another.
+    Tiles(Tiles),
+}
+
+/// A result cut into tiles.
+#[derive(Clone, Debug)]
+pub struct Tiles {
+    pub rows: u64,
+    pub columns: u64,
+    /// The multiprocessor that computes each tile, row of tiles by row of tiles.
+    pub sm: Vec<u32>,
 }
 
 type Run = fn(&Launch<'_>) -> Outcome<Done>;
 
-const KERNELS: &[(&str, Run)] = &[("gpu_validator_check", check::run)];
+const KERNELS: &[(&str, Run)] = &[
+    ("gpu_validator_check", check::run),
+    ("generate_operand", operand::run),
+    ("verify_strips", verify::strips),
+    ("compare_elements", verify::elements),
+    ("multiply_rows", freivalds::rows),
+    ("multiply_columns", freivalds::columns),
+    ("flip_bit", flip_bit),
+    ("gemm_sm70_f64", |launch| gemm::run(launch, gemm::SM70_F64)),
+    ("gemm_sm70_f32", |launch| gemm::run(launch, gemm::SM70_F32)),
+    ("gemm_sm70_bf16", |launch| {
+        gemm::run(launch, gemm::SM70_BF16)
+    }),
+    ("gemm_sm70_f16", |launch| gemm::run(launch, gemm::SM70_F16)),
+    ("gemm_sm70_s8", |launch| gemm::run(launch, gemm::SM70_S8)),
+    ("gemm_sm80_bf16", |launch| {
+        gemm::run(launch, gemm::SM80_BF16)
+    }),
+    ("gemm_sm80_f16", |launch| gemm::run(launch, gemm::SM80_F16)),
+    ("gemm_sm80_tf32", |launch| {
+        gemm::run(launch, gemm::SM80_TF32)
+    }),
+    ("gemm_sm80_s8", |launch| gemm::run(launch, gemm::SM80_S8)),
+    ("gemm_sm80_f64", |launch| gemm::run(launch, gemm::SM80_F64)),
+    ("gemm_sm89_e4m3", |launch| {
+        gemm::run(launch, gemm::SM89_E4M3)
+    }),
+    ("gemm_sm90a_bf16", |launch| {
+        gemm::run(launch, gemm::SM90A_BF16)
+    }),
+    ("gemm_sm90a_f16", |launch| {
+        gemm::run(launch, gemm::SM90A_F16)
+    }),
+    ("gemm_sm90a_tf32", |launch| {
+        gemm::run(launch, gemm::SM90A_TF32)
+    }),
+    ("gemm_sm90a_e4m3", |launch| {
+        gemm::run(launch, gemm::SM90A_E4M3)
+    }),
+    ("gemm_sm90a_s8", |launch| gemm::run(launch, gemm::SM90A_S8)),
+    ("gemm_sm90a_f64", |launch| {
+        gemm::run(launch, gemm::SM90A_F64)
+    }),
+];
 
 /// The CPU's version of this kernel.
 pub(super) fn find(name: &str) -> Option<Run> {
@@ -46,6 +112,30 @@ pub(super) fn find(name: &str) -> Option<Run> {
         .iter()
         .find(|(known, _)| *known == name)
         .map(|(_, run)| *run)
+}
+
+/// Time of a launch that does next to nothing, in nanoseconds.
+const LAUNCH_NS: u64 = 2_000;
+
+/// Bytes in a nanosecond: what an H200 copies, see the validator's load/gemm/NOTES.md.
+const MEMORY_BYTES_PER_NS: u64 = 4_300;
+
+/// What a kernel takes that is bound by reading or writing so many bytes.
+fn memory_time_ns(bytes: u64) -> u64 {
+    LAUNCH_NS + bytes / MEMORY_BYTES_PER_NS
+}
+
+/// `flip_bit(address: *mut u32, bit: u32)`.
+fn flip_bit(launch: &Launch<'_>) -> Outcome<Done> {
+    // SAFETY: as above.
+    let (address, bit) = unsafe { (launch.parameter::<u64>(0)?, launch.parameter::<u32>(1)?) };
+    // SAFETY: the word is the kernel's own while it runs.
+    let word = unsafe { launch.device_slice::<u32>(address, 1)? };
+    word[0] ^= 1u32.wrapping_shl(bit);
+    Ok(Done {
+        outputs: Vec::new(),
+        gpu_time_ns: LAUNCH_NS,
+    })
 }
 
 impl<'launch> Launch<'launch> {
@@ -92,6 +182,20 @@ impl<'launch> Launch<'launch> {
         }
         // SAFETY: the caller names the parameter's type; alignment is not promised.
         Ok(unsafe { value.cast::<T>().read_unaligned() })
+    }
+
+    /// The multiprocessor on which a block runs: they are dealt in turn.
+    pub fn sm_of_block(&self, block: u64) -> u32 {
+        u32::try_from(block % u64::from(self.gpu.sm_count.max(1))).unwrap_or(0)
+    }
+
+    /// Device memory that a kernel only reads; several of its parameters may name the same.
+    ///
+    /// # Safety
+    /// Nothing writes this memory while the kernel reads it, and any bits are a `T`.
+    pub unsafe fn device_read<T>(&self, address: u64, length: usize) -> Outcome<&'launch [T]> {
+        // SAFETY: as the caller promises; the unique reference ends here.
+        Ok(unsafe { self.device_slice::<T>(address, length)? })
     }
 
     /// Device memory as a slice of `length` elements.
