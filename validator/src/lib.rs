@@ -10,6 +10,8 @@
 //! - reports are pure: a [`findings::Run`] in, text out.
 
 #[deny(clippy::disallowed_methods)]
+mod burned;
+#[deny(clippy::disallowed_methods)]
 mod check;
 #[deny(clippy::disallowed_methods)]
 mod checks;

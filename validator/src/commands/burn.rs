@@ -316,7 +316,16 @@ mod tests {
         let memory = |text: &str| text.parse().map(|it: Memory| it.0);
         assert_eq!(memory("80%"), Ok(MemoryShare::Percent(80.0)));
         assert_eq!(memory("2GiB"), Ok(MemoryShare::Bytes(2 << 30)));
-        for nonsense in ["", "0%", "101%", "NaN%", "2GB", "0GiB", "99999999999GiB", "5"] {
+        for nonsense in [
+            "",
+            "0%",
+            "101%",
+            "NaN%",
+            "2GB",
+            "0GiB",
+            "99999999999GiB",
+            "5",
+        ] {
             assert!(memory(nonsense).is_err(), "{nonsense}");
         }
     }
@@ -325,14 +334,22 @@ mod tests {
     fn gpus_are_named_by_uuid_or_address() {
         let facts = healthy_node();
         let uuid = facts.gpus[2].uuid.value().cloned().unwrap_or_default();
-        let address = facts.gpus[2].pci_address.value().cloned().unwrap_or_default();
+        let address = facts.gpus[2]
+            .pci_address
+            .value()
+            .cloned()
+            .unwrap_or_default();
         let short = address.trim_start_matches("0000:").to_uppercase();
         for name in [uuid.clone(), address, short] {
             let chosen = chosen_gpus(&[name], &facts).expect("known");
             assert_eq!(chosen, [uuid.clone()]);
         }
         let error = chosen_gpus(&["GPU-x".to_owned()], &facts).expect_err("unknown");
-        assert!(error.to_string().starts_with("no GPU GPU-x; there are: GPU-"));
+        assert!(
+            error
+                .to_string()
+                .starts_with("no GPU GPU-x; there are: GPU-")
+        );
     }
 
     #[test]

@@ -155,9 +155,11 @@ pub(crate) fn burn(
         }
     });
     for uuid in &options.gpus {
-        facts.load.burn.entry(uuid.clone()).or_insert_with(|| {
-            Reading::NotRead("no GPU with this UUID was found".to_owned())
-        });
+        facts
+            .load
+            .burn
+            .entry(uuid.clone())
+            .or_insert_with(|| Reading::NotRead("no GPU with this UUID was found".to_owned()));
     }
     add_xids(probe, interrupt, facts, began);
     facts.interrupted = facts.interrupted.take().or(interrupt.reason());
@@ -627,7 +629,10 @@ mod tests {
     #[test]
     fn a_signal_stops_a_worker_that_listens_and_kills_one_that_does_not() {
         for (script, listens) in [
-            ("trap 'exit 0' TERM; echo x; while :; do sleep 0.01; done", true),
+            (
+                "trap 'exit 0' TERM; echo x; while :; do sleep 0.01; done",
+                true,
+            ),
             ("trap '' TERM; echo x; sleep 600", false),
         ] {
             let program = std::path::PathBuf::from("/bin/sh");
@@ -639,7 +644,10 @@ mod tests {
             let began = Instant::now();
             let run = follow(worker, Duration::from_secs(60), &interrupt, &mut |_| {});
             assert!(began.elapsed() < Duration::from_secs(3));
-            assert_eq!(matches!(run.end, WorkerEnd::Exited { status: 0, .. }), listens);
+            assert_eq!(
+                matches!(run.end, WorkerEnd::Exited { status: 0, .. }),
+                listens
+            );
         }
     }
 

@@ -323,7 +323,8 @@ impl<'t> Worker<'t> {
             }
             kernels.push_str(family.name());
         }
-        self.run.engine_choice = format!("the embedded {kernels} kernels, which need the driver alone");
+        self.run.engine_choice =
+            format!("the embedded {kernels} kernels, which need the driver alone");
     }
 }
 

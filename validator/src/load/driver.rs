@@ -16,7 +16,9 @@ use std::ptr::null_mut;
 
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
-pub(crate) use compute::{Argument, DeviceMemory, Event, HostWords, Kernel, LaunchShape, TensorMap};
+pub(crate) use compute::{
+    Argument, DeviceMemory, Event, HostWords, Kernel, LaunchShape, TensorMap,
+};
 
 use crate::probe::{libraries, simulator_scenario};
 

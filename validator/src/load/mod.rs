@@ -1,9 +1,9 @@
 //! Probes that work the GPUs; what they see is facts like any other.
 
-#[path = "kernels/check.rs"]
-mod check_kernel;
 pub(crate) mod burn;
 pub(crate) mod burn_worker;
+#[path = "kernels/check.rs"]
+mod check_kernel;
 pub(crate) mod cuda_kernel;
 pub(crate) mod driver;
 mod gemm;

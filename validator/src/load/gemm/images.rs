@@ -98,10 +98,7 @@ impl Family {
             _ => built_for.0 == capability.0 && built_for.1 <= capability.1,
         };
         let cubins = self.cubins().into_iter().filter(|(it, _)| fits(*it));
-        cubins
-            .map(|(_, image)| image)
-            .chain([self.ptx()])
-            .collect()
+        cubins.map(|(_, image)| image).chain([self.ptx()]).collect()
     }
 
     /// Loads it; `None` when the driver refuses every image.

@@ -131,10 +131,7 @@ impl Localizer<'_, '_, '_, '_> {
         product: u64,
         strip: (u32, u32),
     ) -> Result<bool, CudaFailure> {
-        let place = (
-            self.layout.result(product),
-            Some(self.layout.map(product)),
-        );
+        let place = (self.layout.result(product), Some(self.layout.map(product)));
         self.gemm.multiply(
             self.operands,
             self.arena.address(),
@@ -151,7 +148,9 @@ impl Localizer<'_, '_, '_, '_> {
 fn by_product(records: &[Record], first_product: u64) -> BTreeMap<u64, BTreeSet<(u32, u32)>> {
     let mut products: BTreeMap<u64, BTreeSet<(u32, u32)>> = BTreeMap::new();
     for record in records {
-        let distance = record.product.wrapping_sub(super::kernels::cut(first_product));
+        let distance = record
+            .product
+            .wrapping_sub(super::kernels::cut(first_product));
         products
             .entry(first_product + u64::from(distance))
             .or_default()

@@ -1,7 +1,7 @@
 //! Verified matrix products with nothing but the driver: the kernels of `KERNELS.md`, and what the host does around them.
 
-pub(crate) mod kernels;
 pub(crate) mod images;
+pub(crate) mod kernels;
 mod localize;
 pub(crate) mod operand;
 mod proof;

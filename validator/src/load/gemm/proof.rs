@@ -165,8 +165,7 @@ pub(super) fn sample_rows(
 ) -> Result<SampledRows, CudaFailure> {
     let shape = layout.shape;
     let strip_rows = u64::from(shape.side) / STRIP_ROWS as u64;
-    let first_row =
-        u32::try_from((seed >> 7) % strip_rows * STRIP_ROWS as u64).unwrap_or_default();
+    let first_row = u32::try_from((seed >> 7) % strip_rows * STRIP_ROWS as u64).unwrap_or_default();
     let row_bytes = u64::from(shape.row_words()) * 4;
     let mut bytes = vec![0; STRIP_ROWS * shape.row_words() as usize * 4];
     arena.read(

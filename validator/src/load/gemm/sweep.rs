@@ -104,11 +104,7 @@ pub(crate) fn run(
     listener: &mut Listener<'_>,
 ) -> CudaResult<()> {
     let operands = gemm.operands(gpu.context, gpu.arena, &layout)?;
-    (run.m, run.n, run.k) = (
-        layout.shape.side,
-        layout.shape.side,
-        layout.shape.k(),
-    );
+    (run.m, run.n, run.k) = (layout.shape.side, layout.shape.side, layout.shape.k());
     let (exact, random) = establish_reference(gpu, gemm, &layout, operands, asked.seed, run)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -328,10 +324,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
     fn launch_product(&mut self) -> CudaResult<()> {
         let product = self.launched;
         let arena = self.gpu.arena.address();
-        let place = (
-            self.layout.result(product),
-            Some(self.layout.map(product)),
-        );
+        let place = (self.layout.result(product), Some(self.layout.map(product)));
         let before = product.checked_sub(1).filter(|_| self.gemm.verifies());
         self.gemm
             .multiply(self.operands, arena, self.layout, place, before)?;
@@ -455,7 +448,11 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
 
     /// The last product has no next one that would verify it.
     fn verify_last(&mut self, run: &mut PrecisionRun) -> CudaResult<()> {
-        if let Some(last) = self.launched.checked_sub(1).filter(|_| self.gemm.verifies()) {
+        if let Some(last) = self
+            .launched
+            .checked_sub(1)
+            .filter(|_| self.gemm.verifies())
+        {
             let arena = self.gpu.arena.address();
             self.gpu
                 .support

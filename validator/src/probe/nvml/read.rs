@@ -11,9 +11,9 @@ use super::driver::{Device, FabricInfo, PciIdentity};
 use super::protocol::Output;
 use crate::facts::{
     Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
-    GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading, RecoveryAction,
-    RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, SensorSample, Temperature, Utilization,
-    ViolationTimes,
+    GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading,
+    RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, SensorSample,
+    Temperature, Utilization, ViolationTimes,
 };
 
 // Source of all numbers: nvml.h.
