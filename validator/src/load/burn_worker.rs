@@ -278,10 +278,12 @@ impl<'t> Worker<'t> {
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
-        let mut begun = None;
         let result = run(gpu, gemm, layout, asked, &mut products, &mut |moment| {
-            let begun = *begun.get_or_insert_with(|| self.begun(moment.run));
-            self.run.measured_s = burned_before_s + begun.elapsed().as_secs_f64();
+            if self.run.start_to_load_ms <= 0.0 {
+                let to_load = self.started.elapsed().saturating_sub(moment.elapsed);
+                self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
+            }
+            self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
             self.run.injected = injected_before + moment.injected;
             self.injected_found = found_before + moment.injected_found;
             self.listen(&moment);
@@ -291,18 +293,6 @@ impl<'t> Worker<'t> {
             *last = products;
         }
         Ok(result?)
-    }
-
-    /// When the first batch is done it has been running for as long as its events say.
-    fn begun(&mut self, run: &PrecisionRun) -> Instant {
-        let now = Instant::now();
-        let running = Duration::try_from_secs_f64(run.gpu_time_s).unwrap_or_default();
-        let begun = now.checked_sub(running).unwrap_or(now);
-        if self.run.start_to_load_ms <= 0.0 {
-            let to_load = begun.saturating_duration_since(self.started);
-            self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
-        }
-        begun
     }
 
     fn listen(&mut self, moment: &Moment<'_>) {

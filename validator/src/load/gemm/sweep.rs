@@ -45,6 +45,8 @@ pub(crate) struct Sweeps {
 
 /// What the burn tells while it runs.
 pub(crate) struct Moment<'r> {
+    /// Since the first product was launched.
+    pub(crate) elapsed: Duration,
     pub(crate) run: &'r PrecisionRun,
     /// Of the arena, written and read back so far.
     pub(crate) memory_used_bytes: u64,
@@ -286,16 +288,17 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             let due = told.is_none_or(|it: Instant| it.elapsed().as_secs_f64() >= INTERVAL_S);
             if due || !more {
                 told = Some(Instant::now());
-                go_on &= self.tell(run, listener);
+                go_on &= self.tell(run, begun, listener);
             }
         }
         self.verify_last(run)?;
-        self.tell(run, listener);
+        self.tell(run, begun, listener);
         Ok(go_on)
     }
 
-    fn tell(&self, run: &PrecisionRun, listener: &mut Listener<'_>) -> bool {
+    fn tell(&self, run: &PrecisionRun, begun: Instant, listener: &mut Listener<'_>) -> bool {
         listener(Moment {
+            elapsed: begun.elapsed(),
             run,
             memory_used_bytes: self.layout.bytes_in_use(run.products_verified),
             injected: self.injected.len() as u64,
