@@ -48,12 +48,15 @@ Examples:
       gpu-validator judge facts.json --profile p5.48xlarge.yaml
   Judge a fleet, one line a node:
       gpu-validator judge facts/ --profile p5.48xlarge.yaml
+  Multiply at the power limit for a minute, every product verified:
+      gpu-validator burn --duration 60s
   Why did a check fail, and what is to be done?
       gpu-validator checks explain row_remapping";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(commands::run::Arguments),
+    Burn(commands::burn::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
     /// What is checked, why, and what to do when it fails
@@ -90,6 +93,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
+        Command::Burn(arguments) => commands::burn::burn(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
         Command::Checks(command) => commands::checks::checks(command),

@@ -10,6 +10,8 @@
 //! - [`report`]s are pure: a [`findings::Run`] in, text out.
 
 #[deny(clippy::disallowed_methods)]
+mod burned;
+#[deny(clippy::disallowed_methods)]
 mod check;
 #[deny(clippy::disallowed_methods)]
 mod checks;

@@ -2,6 +2,8 @@
 
 // Comments on arguments are the help text, where backticks are noise.
 #[allow(clippy::doc_markdown)]
+pub(crate) mod burn;
+#[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
 pub(crate) mod generate;

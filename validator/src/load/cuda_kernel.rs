@@ -63,7 +63,7 @@ pub(crate) fn run_on_all_gpus(
 
 /// Without a driver library that initialises, no GPU can be asked to work. A probe that hung or crashed is no such
 /// answer: each GPU is still tried on its own.
-fn cuda_does_not_work(facts: &Facts) -> Option<String> {
+pub(super) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     if let Reading::NotRead(reason) = &facts.cuda.library {
         return Some(format!("libcuda could not be loaded: {reason}"));
     }
@@ -112,7 +112,7 @@ fn run_on(
 }
 
 /// The GPU itself, or its first MIG device.
-fn device_to_use<'a>(gpu: &'a GpuFacts, uuid: &'a str) -> Result<&'a str, String> {
+pub(super) fn device_to_use<'a>(gpu: &'a GpuFacts, uuid: &'a str) -> Result<&'a str, String> {
     if !gpu.mig.value().is_some_and(|mig| mig.current) {
         return Ok(uuid);
     }
@@ -161,7 +161,7 @@ fn kernel_run(told: Told, gpu: &GpuFacts, wall: Duration) -> Reading<KernelRun> 
 }
 
 /// No memory, or no exclusive access, on a GPU that others are using says nothing about the GPU.
-fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd {
+pub(super) fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd {
     let WorkerEnd::CudaError { call, code, name } = &end else {
         return end;
     };
@@ -233,7 +233,7 @@ fn compute_and_compare(uuid: &str, teller: &Teller) -> Result<KernelRun, WorkerE
     Ok(compare(&expected, &observed))
 }
 
-fn device_with<'a>(cuda: &'a CudaLibrary, uuid: &str) -> Result<Device<'a>, WorkerEnd> {
+pub(super) fn device_with<'a>(cuda: &'a CudaLibrary, uuid: &str) -> Result<Device<'a>, WorkerEnd> {
     let mut seen = Vec::new();
     for device in cuda.devices()? {
         let its_uuid = device.uuid()?;

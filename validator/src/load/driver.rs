@@ -8,11 +8,17 @@
     reason = "the only place that calls the CUDA driver's C functions"
 )]
 
+mod compute;
+
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
+
+pub(crate) use compute::{
+    Argument, DeviceMemory, Event, HostWords, Kernel, LaunchShape, TensorMap,
+};
 
 use crate::probe::{libraries, simulator_scenario};
 
@@ -315,14 +321,21 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Loads PTX, which the driver compiles for the device, or a cubin.
+    /// Loads PTX, which the driver compiles for the device.
     pub(crate) fn load_module(&self, image: &CStr) -> CudaResult<Module<'_, 'a>> {
+        // SAFETY: the image is text that ends in NUL, as PTX must.
+        unsafe { self.load_data(image.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// `image` points to text that ends in NUL, or to a whole cubin.
+    unsafe fn load_data(&self, image: *const c_void) -> CudaResult<Module<'_, 'a>> {
         type LoadData = unsafe extern "C" fn(*mut *mut c_void, *const c_void) -> u32;
         // SAFETY: cuda.h declares `CUresult cuModuleLoadData(CUmodule *, const void *)`.
         let load = unsafe { self.cuda.function::<LoadData>(&["cuModuleLoadData"]) }?;
         let mut handle = null_mut();
-        // SAFETY: the image is text that ends in NUL, as PTX must; the pointer is to a live handle.
-        let code = unsafe { load(&raw mut handle, image.as_ptr().cast()) };
+        // SAFETY: the caller vouches for the image; the pointer is to a live handle.
+        let code = unsafe { load(&raw mut handle, image) };
         self.cuda.checked("cuModuleLoadData", code)?;
         Ok(Module {
             context: self,
@@ -397,8 +410,48 @@ impl Module<'_, '_> {
         out: &Words<'_, '_>,
         seed: u32,
     ) -> CudaResult<()> {
+        let function = self.function_handle(kernel)?;
+        let mut address = out.address;
+        let mut count = u32::try_from(out.count).unwrap_or(u32::MAX);
+        let mut seed = seed;
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw mut address).cast(),
+            (&raw mut count).cast(),
+            (&raw mut seed).cast(),
+        ];
+        let shape = LaunchShape {
+            grid: (blocks, 1),
+            block: threads,
+            shared_bytes: 0,
+        };
+        // SAFETY: the parameters are live, and of the number and types that the caller says the kernel has.
+        unsafe { self.launch_with(function, shape, parameters.as_mut_ptr()) }
+    }
+
+    fn function_handle(&self, kernel: &CStr) -> CudaResult<*mut c_void> {
         type GetFunction =
             unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> u32;
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *)`.
+        let get_function = unsafe { cuda.function::<GetFunction>(&["cuModuleGetFunction"]) }?;
+        let mut function = null_mut();
+        // SAFETY: the pointer is to a live handle, the module is loaded, the name ends in NUL.
+        let code = unsafe { get_function(&raw mut function, self.handle, kernel.as_ptr()) };
+        cuda.checked("cuModuleGetFunction", code)?;
+        Ok(function)
+    }
+
+    /// Puts a kernel into the default stream.
+    ///
+    /// # Safety
+    /// `function` is of this module, and `parameters` has a pointer to a live value for each of its parameters; the driver
+    /// copies them before it returns.
+    unsafe fn launch_with(
+        &self,
+        function: *mut c_void,
+        shape: LaunchShape,
+        parameters: *mut *mut c_void,
+    ) -> CudaResult<()> {
         type Launch = unsafe extern "C" fn(
             *mut c_void,
             c_uint,
@@ -413,36 +466,21 @@ impl Module<'_, '_> {
             *mut *mut c_void,
         ) -> u32;
         let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *)`.
-        let get_function = unsafe { cuda.function::<GetFunction>(&["cuModuleGetFunction"]) }?;
         // SAFETY: cuda.h declares cuLaunchKernel with a function, six sizes, shared bytes, a stream and two arrays.
         let launch = unsafe { cuda.function::<Launch>(&["cuLaunchKernel"]) }?;
-        let mut function = null_mut();
-        // SAFETY: the pointer is to a live handle, the module is loaded, the name ends in NUL.
-        let code = unsafe { get_function(&raw mut function, self.handle, kernel.as_ptr()) };
-        cuda.checked("cuModuleGetFunction", code)?;
-        let mut address = out.address;
-        let mut count = u32::try_from(out.count).unwrap_or(u32::MAX);
-        let mut seed = seed;
-        let mut parameters: [*mut c_void; 3] = [
-            (&raw mut address).cast(),
-            (&raw mut count).cast(),
-            (&raw mut seed).cast(),
-        ];
-        // SAFETY: the parameters are live, and of the number and types that the caller says the kernel has; the driver
-        // copies them before it returns. The default stream is null.
+        // SAFETY: the caller vouches for function and parameters; the default stream is null.
         let code = unsafe {
             launch(
                 function,
-                blocks,
+                shape.grid.0,
+                shape.grid.1,
+                1,
+                shape.block,
                 1,
                 1,
-                threads,
-                1,
-                1,
-                0,
+                shape.shared_bytes,
                 null_mut(),
-                parameters.as_mut_ptr(),
+                parameters,
                 null_mut(),
             )
         };

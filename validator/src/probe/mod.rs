@@ -14,10 +14,12 @@ use std::time::{Instant, SystemTime};
 
 pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
-pub(crate) use nvml::{GPUS_AT_ONCE, NvmlWorker, simulator_scenario};
+pub(crate) use nvml::{
+    GPUS_AT_ONCE, NvmlWorker, SensorMessage, run_sensors_worker, simulator_scenario,
+};
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{FACTS_FORMAT, Facts, Reading};
+use crate::facts::{FACTS_FORMAT, Facts, KernelLog, Reading};
 use crate::level::{Level, Stage};
 use nvml::NvmlOutcome;
 
@@ -66,6 +68,11 @@ pub fn collect(
         .insert("total".to_owned(), milliseconds_since(started));
     on_stage(Stage::Load, &facts);
     facts
+}
+
+/// The kernel log as it is now.
+pub(crate) fn kernel_log(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
+    host::kernel_log_of(options, interrupt)
 }
 
 fn add_nvml(facts: &mut Facts, result: std::thread::Result<(NvmlOutcome, f64)>) {

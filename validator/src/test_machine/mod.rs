@@ -1,8 +1,10 @@
 //! A healthy machine for tests: each test breaks one thing of it.
 
+mod burn;
 mod gpu;
 mod host;
 
+pub(crate) use burn::{burned_node, burned_node_with, burned_node_with_sensors};
 pub(crate) use gpu::{
     MIB, healthy_single_h200, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu,
     make_model_unknown, node_with, python_process,

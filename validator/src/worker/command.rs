@@ -30,6 +30,18 @@ pub enum WorkerCommand {
         #[arg(long)]
         gpu: String,
     },
+    /// Burns one GPU
+    Burn {
+        /// What to do, as JSON
+        #[arg(long)]
+        task: String,
+    },
+    /// Reads NVML's sensors again and again until SIGTERM
+    Sensors {
+        /// UUIDs of the GPUs
+        #[arg(long)]
+        gpu: Vec<String>,
+    },
 }
 
 /// Does what `command` says, in this process, and returns its exit status.
@@ -52,6 +64,8 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
         }
         WorkerCommand::Cuda => crate::probe::run_cuda_worker(),
         WorkerCommand::CudaKernel { gpu } => crate::load::cuda_kernel::run_worker(gpu),
+        WorkerCommand::Burn { task } => crate::load::burn_worker::run_worker(task),
+        WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(gpu),
     }
     ExitCode::SUCCESS
 }

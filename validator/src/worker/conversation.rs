@@ -13,7 +13,7 @@ use crate::probe::Interrupt;
 /// One line on the worker's stdout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Message {
+pub(crate) enum Message {
     /// This is about to be done; if nothing follows, it hung or crashed.
     Step(String),
     Field {

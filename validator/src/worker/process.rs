@@ -141,6 +141,14 @@ impl WorkerProcess {
         }
     }
 
+    /// Asks the process to end by itself.
+    pub(crate) fn terminate(&self) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It is not waited for yet, so that its number is still its own; it may have ended already.
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+    }
+
     /// Kills the process group and waits a little for the end.
     pub(crate) fn kill(&mut self) -> ProcessEnd {
         self.kill_group();

@@ -3,7 +3,7 @@
 /// Type of an operand's elements; the discriminant is the kernels' `type` parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum OperandType {
+pub(crate) enum OperandType {
     F64 = 0,
     F32 = 1,
     /// FP32 patterns whose low 13 bits are zero.
@@ -18,7 +18,7 @@ pub enum OperandType {
 /// What the elements are for; the discriminant is the kernels' `mode` parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum OperandMode {
+pub(crate) enum OperandMode {
     /// Small integers: every product and every partial sum is exact in every kernel.
     Exact = 0,
     /// A random sign and mantissa and one of four exponents: 1/8 <= |x| < 2. INT8: all values.
@@ -30,7 +30,7 @@ pub enum OperandMode {
 impl OperandType {
     /// Size of one element.
     #[must_use]
-    pub const fn bytes(self) -> usize {
+    pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::F64 => 8,
             Self::F32 | Self::Tf32 => 4,
@@ -54,7 +54,7 @@ impl OperandType {
 
 /// The bits of element `index`, in the low bits of the result.
 #[must_use]
-pub fn operand_bits(kind: OperandType, mode: OperandMode, seed: u64, index: u64) -> u64 {
+pub(crate) fn operand_bits(kind: OperandType, mode: OperandMode, seed: u64, index: u64) -> u64 {
     let word = random_word(seed, index);
     match (mode, kind) {
         (OperandMode::Sign, OperandType::F64) => (word & (1 << 63)) | 0x3FF0_0000_0000_0000,

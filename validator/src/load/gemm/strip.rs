@@ -1,9 +1,9 @@
 //! The checksum of a strip of a result, as the kernels compute it.
 
 /// Rows of a strip.
-pub const STRIP_ROWS: usize = 16;
+pub(crate) const STRIP_ROWS: usize = 16;
 /// 32-bit words in a row of a strip.
-pub const STRIP_WORDS: usize = 256;
+pub(crate) const STRIP_WORDS: usize = 256;
 /// Odd, so that a wrong word in any row changes its column's polynomial.
 const ROW_FACTOR: u32 = 0x9E37_79B1;
 
@@ -14,7 +14,7 @@ const ROW_FACTOR: u32 = 0x9E37_79B1;
 /// # Panics
 /// When `words` ends before the strip does.
 #[must_use]
-pub fn strip_checksum(words: &[u32], pitch_words: usize) -> u64 {
+pub(crate) fn strip_checksum(words: &[u32], pitch_words: usize) -> u64 {
     let mut polynomials = [0_u32; STRIP_WORDS];
     for row in 0..STRIP_ROWS {
         let start = row * pitch_words;

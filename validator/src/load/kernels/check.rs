@@ -1,13 +1,13 @@
 //! What `check.ptx` must write: the same arithmetic on the host, bit for bit.
 
 /// Threads of one block of `gpu_validator_check`; a thread takes a value from another thread of its block.
-pub const CHECK_KERNEL_BLOCK_THREADS: u32 = 256;
+pub(crate) const CHECK_KERNEL_BLOCK_THREADS: u32 = 256;
 
 /// The value that `gpu_validator_check(out, n, seed)` leaves in `out[index]`.
 ///
 /// The kernel computes whole blocks, also where `n` ends inside one, so the value does not depend on `n`.
 #[must_use]
-pub fn check_kernel_expected(index: u32, seed: u32) -> u32 {
+pub(crate) fn check_kernel_expected(index: u32, seed: u32) -> u32 {
     let own = after_shared_memory(index, seed);
     let partner = after_shared_memory(index ^ 5, seed);
     let shuffled = own.wrapping_add(partner) ^ index;

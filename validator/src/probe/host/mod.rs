@@ -13,7 +13,7 @@ mod toolkits;
 pub(super) use sysroot::Sysroot;
 
 use super::{Interrupt, ProbeOptions};
-use crate::facts::{HostFacts, Reading};
+use crate::facts::{HostFacts, KernelLog, Reading};
 
 /// Reads everything; what may wait (metadata, the kernel log) beside the rest.
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
@@ -26,6 +26,11 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts 
         facts.kernel_log = joined(kernel_log.join(), "kernel log");
         facts
     })
+}
+
+/// The kernel log as it is now.
+pub(super) fn kernel_log_of(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
+    kernel_log::kernel_log(&Sysroot::new(options.sysroot.clone()), interrupt)
 }
 
 fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {

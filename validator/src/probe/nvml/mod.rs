@@ -9,6 +9,7 @@ mod collected;
 mod driver;
 mod protocol;
 mod read;
+mod sensors;
 mod worker;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
 use protocol::Message;
+pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
 pub(crate) use worker::{GPUS_AT_ONCE, NvmlWorker};
 
 use super::{Deadlines, Interrupt, ProbeOptions};

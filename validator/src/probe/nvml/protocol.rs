@@ -65,16 +65,30 @@ impl SkippedCall {
 /// The worker's stdout, shared by its threads.
 pub(super) struct Output {
     stdout: Mutex<std::io::Stdout>,
+    /// Calls are not announced: they are made again and again.
+    quiet: bool,
 }
 
 impl Output {
     pub(super) fn new() -> Self {
         Self {
             stdout: Mutex::new(std::io::stdout()),
+            quiet: false,
+        }
+    }
+
+    /// Says nothing of the calls that are made.
+    pub(super) fn quiet() -> Self {
+        Self {
+            quiet: true,
+            ..Self::new()
         }
     }
 
     pub(super) fn announce(&self, gpu: Option<u32>, function: &'static str) {
+        if self.quiet {
+            return;
+        }
         self.send(&Message::Call {
             gpu,
             function: function.to_owned(),
@@ -89,6 +103,9 @@ impl Output {
     }
 
     pub(super) fn gpu(&self, index: u32, field: &str, value: &impl Serialize) {
+        if self.quiet {
+            return;
+        }
         if let Ok(value) = serde_json::to_value(value) {
             let field = field.to_owned();
             self.send(&Message::Gpu {

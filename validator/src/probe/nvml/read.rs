@@ -11,9 +11,9 @@ use super::driver::{Device, FabricInfo, PciIdentity};
 use super::protocol::Output;
 use crate::facts::{
     Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
-    GpuProcess, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading, RecoveryAction,
-    RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, Temperature, Utilization,
-    ViolationTimes,
+    GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading,
+    RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, SensorSample,
+    Temperature, Utilization, ViolationTimes,
 };
 
 // Source of all numbers: nvml.h.
@@ -107,6 +107,47 @@ impl GpuReader<'_> {
         self.load();
     }
 
+    /// What changes under load. A sensor that does not answer now is missing from this sample alone.
+    pub(super) fn sample(&self) -> SensorSample {
+        let device = self.device;
+        let memory_c = self.field(FIELD_MEMORY_TEMPERATURE).ok();
+        SensorSample {
+            t: 0.0,
+            power_mw: device.power_usage_mw().ok(),
+            sm_mhz: device.clock_mhz(CLOCK_SM).ok(),
+            memory_mhz: device.clock_mhz(CLOCK_MEMORY).ok(),
+            gpu_c: device.temperature(SENSOR_GPU).ok().map(u32::cast_signed),
+            // The field is 0 on memory that has no sensor.
+            memory_c: memory_c
+                .filter(|it| *it != 0)
+                .and_then(|it| i32::try_from(it).ok()),
+            reasons: self.clocks_event_reasons().ok().map(|it| it.0),
+            utilization_percent: None,
+        }
+    }
+
+    /// What a load must not move.
+    pub(super) fn counters(&self) -> LoadCounters {
+        LoadCounters {
+            ecc_volatile: self.reading(self.ecc_errors(VOLATILE)),
+            pcie_replays: self.reading(self.device.pcie_replay_counter().map(u64::from)),
+            row_remapping: self.reading(self.row_remapping()),
+            retired_pages: self.reading(self.retired_pages()),
+            violations: self.reading(self.violations()),
+        }
+    }
+
+    pub(super) fn power_limit_mw(&self) -> Option<u32> {
+        self.device.enforced_power_limit_mw().ok()
+    }
+
+    fn reading<T>(&self, called: Called<T>) -> Reading<T> {
+        match called {
+            Ok(value) => Reading::Value(value),
+            Err(failure) => failure.reading(self.driver.branch),
+        }
+    }
+
     fn identity(&self) {
         let device = self.device;
         self.tell("uuid", device.uuid());
@@ -180,11 +221,7 @@ impl GpuReader<'_> {
     }
 
     fn tell<T: Serialize>(&self, field: &str, called: Called<T>) {
-        let reading = match called {
-            Ok(value) => Reading::Value(value),
-            Err(failure) => failure.reading(self.driver.branch),
-        };
-        self.tell_reading(field, &reading);
+        self.tell_reading(field, &self.reading(called));
     }
 
     fn tell_reading<T: Serialize>(&self, field: &str, reading: &Reading<T>) {

@@ -3,8 +3,8 @@
 
     bench.py KERNELS [check] [ptx] [vectors] [small] [time] [variants] [stress] [sustained]
 
-KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. ONLY=bf16,f64 times these
-alone. Needs PyTorch, NumPy and nvidia-ml-py.
+KERNELS is the folder with the cubins and PTX that `cargo xtask kernels` made. ONLY=bf16,f64 and
+FAMILIES=sm80,sm90a time these alone. Needs PyTorch, NumPy and nvidia-ml-py.
 Every failed check prints a line that starts with FAIL and makes the exit code 1.
 """
 import ctypes
@@ -147,7 +147,7 @@ class Kernels:
         return out.view(TORCH[kind]).view(rows, columns)
 
     def gemm(self, family, name, a, b, c, tile_sm=None, verify=None, checksums=None, report=None, sweep=0, module=None,
-             blocks=None):
+             blocks=None, stages=3):
         kind = NAMES[name]
         m, k = a.shape
         n = b.shape[0]
@@ -169,9 +169,10 @@ class Kernels:
             tile = 64 if kind == F64 else 128
             launch(function, (n // tile, m // tile), 256, [address(a), address(b)] + common)
         else:
-            rows, columns, stages, threads = (64, 128, 6, 128) if kind == F64 else (128, 256, 4, 256)
-            shared = stages * 64 * (rows + columns)
-            function = self.module(module or self.file(f"gemm_{family}")).function(f"gemm_{family}_{name}", shared)
+            rows, columns, threads = (64, 128, 128) if kind == F64 else (128, 256, 256)
+            shared = stages * 128 * (rows + columns)
+            function = self.module(module or self.file(f"gemm_{family}")).function(f"gemm_{family}_{name}",
+                                                                                  3 * 128 * (rows + columns))
             launch(function, (m // rows) * (n // columns), threads, [address(a), address(b)] + common, shared)
 
     def verify_strips(self, c, kind, checksums, report=None, nonfinite=None, sweep=0):
@@ -293,6 +294,11 @@ def check_gemm(kernels, shapes=SHAPES, modules=None):
                 kernels.gemm(family, name, a, b, again)
                 if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
                     fail(f"{family} {name} {m}x{n}x{k} mode {mode}: two runs differ")
+                if family in ("sm80", "sm89"):
+                    again = result_of(name, m, n)
+                    kernels.gemm(family, name, a, b, again, stages=2)
+                    if not torch.equal(c.view(torch.uint8), again.view(torch.uint8)):
+                        fail(f"{family} {name} {m}x{n}x{k} mode {mode}: two stages give other bits")
                 if family == "sm90a":
                     for blocks in (2, 14):
                         again = result_of(name, m, n)
@@ -591,8 +597,9 @@ def main():
     sampler = Sampler()
     sampler.start()
     if "time" in what:
-        only = os.environ.get("ONLY")
-        time_all(kernels, 1.5, 8192, sampler, only.split(",") if only else None)
+        only, families = os.environ.get("ONLY"), os.environ.get("FAMILIES")
+        time_all(kernels, 1.5, 8192, sampler, only.split(",") if only else None,
+                 only_families=families.split(",") if families else None)
     if "variants" in what:
         modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
         time_all(kernels, 3, 8192, sampler, ["bf16"], modules, (True, False), only_families=("sm90a",))

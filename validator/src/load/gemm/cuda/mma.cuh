@@ -6,13 +6,12 @@
 #include "strip.cuh"
 #include "walk.cuh"
 
-constexpr u32 BLOCK_K_BYTES = 64;
+constexpr u32 BLOCK_K_BYTES = 128;
 
-// The shape of a block: its tile of C, its ring of shared memory and its threads.
+// The shape of a block: its tile of C and its threads.
 struct Narrow {
     static constexpr u32 ROWS = 128;
     static constexpr u32 COLUMNS = 256;
-    static constexpr u32 STAGES = 4;
     static constexpr u32 THREADS = 256;
 };
 
@@ -20,7 +19,6 @@ struct Narrow {
 struct Double {
     static constexpr u32 ROWS = 64;
     static constexpr u32 COLUMNS = 128;
-    static constexpr u32 STAGES = 6;
     static constexpr u32 THREADS = 128;
 };
 
@@ -28,11 +26,10 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return u32(__cvta_generic_to_shared(pointer));
 }
 
-// Where 16-byte chunk `chunk` (0..3) of row `row` lies in a tile of 64-byte rows: no two of the eight rows that one
-// ldmatrix reads, nor of the four that half a warp of FP64 reads, share a bank.
+// Where 16-byte chunk `chunk` (0..7) of row `row` lies in a tile of 128-byte rows: no two of the eight rows that one
+// ldmatrix reads share a bank.
 __device__ __forceinline__ u32 tile_offset(u32 row, u32 chunk) {
-    const u32 turn = ((row >> 2) & 1u) | (row & 2u);
-    return row * BLOCK_K_BYTES + ((chunk ^ turn) << 4);
+    return row * BLOCK_K_BYTES + ((chunk ^ (row & 7u)) << 4);
 }
 
 __device__ __forceinline__ void copy_16(u32 destination, const void* source) {
@@ -55,18 +52,22 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
         }                                                                                                              \
     };
 
-// Rows `row0` .. + ROWS of an operand, bytes `k_byte` .. + 64, into shared memory.
+// Rows `row0` .. + ROWS of an operand, bytes `k_byte` .. + 128, into shared memory: whole lines of the cache.
 template <u32 ROWS, u32 THREADS>
 __device__ __forceinline__ void copy_rows(u32 destination, const u8* operand, u64 pitch, u32 row0, u32 k_byte) {
+    const u32 row = threadIdx.x / 8;
+    const u32 chunk = threadIdx.x % 8;
+    const u8* source = operand + u64(row0 + row) * pitch + k_byte + chunk * 16;
+    destination += tile_offset(row, chunk);
 #pragma unroll
-    for (u32 i = 0; i < ROWS * 4 / THREADS; ++i) {
-        const u32 piece = threadIdx.x + i * THREADS;
-        const u32 row = piece / 4;
-        const u32 chunk = piece % 4;
-        copy_16(destination + tile_offset(row, chunk), operand + u64(row0 + row) * pitch + k_byte + chunk * 16);
+    for (u32 i = 0; i < ROWS * 8 / THREADS; ++i) {
+        copy_16(destination + i * (THREADS / 8) * BLOCK_K_BYTES, source);
+        source += u64(THREADS / 8) * pitch;
     }
 }
 
+// The tiles of both operands on their way through a ring of two or three stages: as many as the launch gave shared memory
+// for, because GPUs differ in it and the third is worth 15 %.
 template <class Shape>
 struct Operands {
     static constexpr u32 A_BYTES = Shape::ROWS * BLOCK_K_BYTES;
@@ -76,12 +77,22 @@ struct Operands {
     u32 row;
     u32 column;
     u32 k_bytes;
-    u32 shared;
+    u32 ring;
+    u32 ring_end;
+    u32 k_fetched = 0;
+    // The stages to read from and to copy into.
+    u32 tile_a;
+    u32 tile_fetched;
 
     __device__ __forceinline__ Operands(const u8* a, const u8* b, u32 m, u32 n, u32 k_bytes, u32* tile_sm)
         : a(a), b(b), k_bytes(k_bytes) {
         extern __shared__ __align__(128) u8 dynamic_shared[];
-        shared = shared_address(dynamic_shared);
+        u32 bytes;
+        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+        ring = shared_address(dynamic_shared);
+        ring_end = ring + (bytes >= 3 * STAGE_BYTES ? 3 : 2) * STAGE_BYTES;
+        tile_a = ring;
+        tile_fetched = ring;
         // Bands of 1024 rows of C.
         const Walk<1024 / Shape::ROWS> walk = {m / Shape::ROWS, n / Shape::COLUMNS};
         u32 tile_row, tile_column;
@@ -91,26 +102,42 @@ struct Operands {
         if (tile_sm != nullptr && threadIdx.x == 0) {
             tile_sm[tile_row * walk.columns + tile_column] = own_sm();
         }
+        fetch();
+        if (three_stages()) {
+            fetch();
+        }
     }
 
-    __device__ __forceinline__ u32 tile_a(u32 step) const { return shared + (step % Shape::STAGES) * STAGE_BYTES; }
-    __device__ __forceinline__ u32 tile_b(u32 step) const { return tile_a(step) + A_BYTES; }
+    __device__ __forceinline__ bool three_stages() const { return ring_end - ring == 3 * STAGE_BYTES; }
 
-    // Starts the copies of step `step`, or of nothing past the end, as one group either way.
-    __device__ __forceinline__ void fetch(u32 step) const {
-        if (step * BLOCK_K_BYTES < k_bytes) {
-            copy_rows<Shape::ROWS, Shape::THREADS>(tile_a(step), a, k_bytes, row, step * BLOCK_K_BYTES);
-            copy_rows<Shape::COLUMNS, Shape::THREADS>(tile_b(step), b, k_bytes, column, step * BLOCK_K_BYTES);
+    __device__ __forceinline__ u32 following(u32 stage) const {
+        return stage + STAGE_BYTES == ring_end ? ring : stage + STAGE_BYTES;
+    }
+
+    __device__ __forceinline__ u32 tile_b() const { return tile_a + A_BYTES; }
+
+    // Starts the copies of the next step, or of nothing past the end, as one group either way.
+    __device__ __forceinline__ void fetch() {
+        if (k_fetched < k_bytes) {
+            copy_rows<Shape::ROWS, Shape::THREADS>(tile_fetched, a, k_bytes, row, k_fetched);
+            copy_rows<Shape::COLUMNS, Shape::THREADS>(tile_fetched + A_BYTES, b, k_bytes, column, k_fetched);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
+        k_fetched += BLOCK_K_BYTES;
+        tile_fetched = following(tile_fetched);
     }
 
-    // Waits until at most `PENDING` of the steps whose copies were started are still under way, in every thread.
-    template <u32 PENDING>
+    // Waits, with every thread, for the step after the ones that were awaited before; a third stage stays under way.
     __device__ __forceinline__ void await() const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+        if (three_stages()) {
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+        } else {
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+        }
         __syncthreads();
     }
+
+    __device__ __forceinline__ void advance() { tile_a = following(tile_a); }
 };
 
 // What one warp multiplies in 32 bytes of K: four 16-row pieces of A, four 16-column pieces of B.
@@ -118,12 +145,12 @@ struct Fragments {
     u32 a[4][4];
     u32 b[4][4];
 
-    __device__ __forceinline__ void load(u32 tile_a, u32 tile_b, u32 warp_row, u32 warp_column, u32 lane, u32 half) {
+    __device__ __forceinline__ void load(u32 tile_a, u32 tile_b, u32 warp_row, u32 warp_column, u32 lane, u32 part) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            load_matrices(a[i], tile_a + tile_offset(warp_row + i * 16 + lane % 16, half * 2 + lane / 16));
+            load_matrices(a[i], tile_a + tile_offset(warp_row + i * 16 + lane % 16, part * 2 + lane / 16));
             load_matrices(b[i], tile_b + tile_offset(warp_column + i * 16 + lane % 8 + lane / 16 * 8,
-                                                     half * 2 + lane / 8 % 2));
+                                                     part * 2 + lane / 8 % 2));
         }
     }
 };
@@ -139,33 +166,34 @@ __device__ __forceinline__ void multiply(typename Mma::Accumulator (&d)[4][8][4]
     }
 }
 
-// Eight warps as 2 x 4, 64 x 64 each. A step is 64 bytes of K in two halves; while one half is multiplied, the fragments
-// of the next are on their way from shared memory.
+// Warps of 64 x 64 each. A step is 128 bytes of K in four parts; while one is multiplied, the fragments of the
+// next are on their way from shared memory.
 template <class Mma>
 __device__ __forceinline__ void gemm(const u8* a, const u8* b, typename Mma::Accumulator* result, u32 m, u32 n,
                                      u32 k_bytes, u32* tile_sm) {
     typedef typename Mma::Accumulator Accumulator;
-    constexpr u32 STAGES = Narrow::STAGES;
-    const Operands<Narrow> operands(a, b, m, n, k_bytes, tile_sm);
+    Operands<Narrow> operands(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
-    const u32 warp_row = (threadIdx.x / 32 / 4) * 64;
-    const u32 warp_column = (threadIdx.x / 32 % 4) * 64;
+    const u32 warp_row = threadIdx.x / 32 / (Narrow::COLUMNS / 64) * 64;
+    const u32 warp_column = threadIdx.x / 32 % (Narrow::COLUMNS / 64) * 64;
     Accumulator d[4][8][4] = {};
     Fragments first;
     Fragments second;
 
-    for (u32 step = 0; step < STAGES - 1; ++step) {
-        operands.fetch(step);
-    }
-    operands.template await<STAGES - 2>();
-    first.load(operands.tile_a(0), operands.tile_b(0), warp_row, warp_column, lane, 0);
-    for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; ++step) {
-        second.load(operands.tile_a(step), operands.tile_b(step), warp_row, warp_column, lane, 1);
-        operands.fetch(step + STAGES - 1);
+    operands.await();
+    first.load(operands.tile_a, operands.tile_b(), warp_row, warp_column, lane, 0);
+    for (u32 k = 0; k < k_bytes; k += BLOCK_K_BYTES) {
+        second.load(operands.tile_a, operands.tile_b(), warp_row, warp_column, lane, 1);
+        operands.fetch();
         multiply<Mma>(d, first);
-        operands.template await<STAGES - 2>();
+        first.load(operands.tile_a, operands.tile_b(), warp_row, warp_column, lane, 2);
+        multiply<Mma>(d, second);
+        second.load(operands.tile_a, operands.tile_b(), warp_row, warp_column, lane, 3);
+        multiply<Mma>(d, first);
+        operands.await();
+        operands.advance();
         // Past the last step this reads a stage that was fetched before, and nothing uses it.
-        first.load(operands.tile_a(step + 1), operands.tile_b(step + 1), warp_row, warp_column, lane, 0);
+        first.load(operands.tile_a, operands.tile_b(), warp_row, warp_column, lane, 0);
         multiply<Mma>(d, second);
     }
 
@@ -181,64 +209,47 @@ __device__ __forceinline__ void gemm(const u8* a, const u8* b, typename Mma::Acc
     }
 }
 
-__device__ __forceinline__ double load_double(u32 tile, u32 row, u32 k) {
-    double value;
-    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(value) : "r"(tile + tile_offset(row, k / 2) + k % 2 * 8));
-    return value;
+__device__ __forceinline__ void load_doubles(double (&pair)[2], u32 address) {
+    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(pair[0]), "=d"(pair[1]) : "r"(address));
 }
 
-// One 16 x 8 block of FP64 accumulators and 16 of K: eight instructions of 8 x 8 x 4.
-// a[2 k], a[2 k + 1]: rows g and g + 8 at K = t + 4 k; b[k]: K = t + 4 k, for lane 4 g + t.
-__device__ __forceinline__ void multiply_f64(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
-#pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
-#pragma unroll
-        for (u32 row = 0; row < 2; ++row) {
-            asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                         : "+d"(d[row * 2]), "+d"(d[row * 2 + 1])
-                         : "d"(a[k * 2 + row]), "d"(b[k]));
-        }
-    }
-}
-
-// Four warps side by side, 64 x 32 each; two steps, 16 of K, at a time.
+// Four warps side by side, 64 x 32 each. Which four of K an instruction takes is free as long as A and B agree: element k of
+// the 16-byte chunk 2 t or 2 t + 1 for lane t of four, which no two lanes of a quarter warp find in the same banks.
 __device__ __forceinline__ void gemm_f64(const u8* a, const u8* b, double* result, u32 m, u32 n, u32 k_bytes,
                                          u32* tile_sm) {
-    constexpr u32 STAGES = Double::STAGES;
-    const Operands<Double> operands(a, b, m, n, k_bytes, tile_sm);
+    Operands<Double> operands(a, b, m, n, k_bytes, tile_sm);
     const u32 lane = threadIdx.x % 32;
     const u32 warp_column = threadIdx.x / 32 * 32;
     double d[4][4][4] = {};
 
-    for (u32 step = 0; step < STAGES - 2; ++step) {
-        operands.fetch(step);
-    }
-    for (u32 step = 0; step * BLOCK_K_BYTES < k_bytes; step += 2) {
-        operands.template await<STAGES - 4>();
-        operands.fetch(step + STAGES - 2);
-        operands.fetch(step + STAGES - 1);
-        double fragment_b[4][4];
+    for (u32 k = 0; k < k_bytes; k += BLOCK_K_BYTES) {
+        operands.await();
+        operands.fetch();
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
-#pragma unroll
-            for (u32 k = 0; k < 4; ++k) {
-                fragment_b[j][k] = load_double(operands.tile_b(step + k / 2), warp_column + j * 8 + lane / 4,
-                                               lane % 4 + k % 2 * 4);
-            }
-        }
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            double fragment_a[8];
-#pragma unroll
-            for (u32 part = 0; part < 8; ++part) {
-                fragment_a[part] = load_double(operands.tile_a(step + part / 4), i * 16 + part % 2 * 8 + lane / 4,
-                                               lane % 4 + part / 2 % 2 * 4);
-            }
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 chunk = lane % 4 * 2 + half;
+            double fragment_b[4][2];
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                multiply_f64(d[i][j], fragment_a, fragment_b[j]);
+                load_doubles(fragment_b[j], operands.tile_b() + tile_offset(warp_column + j * 8 + lane / 4, chunk));
+            }
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                double fragment_a[2];
+                load_doubles(fragment_a, operands.tile_a + tile_offset(i * 8 + lane / 4, chunk));
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    double* pair = &d[i / 2][j][i % 2 * 2];
+#pragma unroll
+                    for (u32 element = 0; element < 2; ++element) {
+                        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
+                                     : "+d"(pair[0]), "+d"(pair[1])
+                                     : "d"(fragment_a[element]), "d"(fragment_b[j][element]));
+                    }
+                }
             }
         }
+        operands.advance();
     }
 
 #pragma unroll

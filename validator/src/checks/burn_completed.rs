@@ -1,0 +1,171 @@
+//! The burn ran for as long as was asked.
+//!
+//! ## Why
+//! A GPU that stops computing under full load stops jobs, too. What a burn did not do says nothing of the numbers.
+//!
+//! ## How it is judged
+//! `fail` when a CUDA call failed. `error` when the process crashed, was killed or did not answer, when nothing was
+//! multiplied, or when it multiplied for less than nine tenths of the time that was asked for. A GPU that others are using
+//! is busy. Skipped where no burn was asked for.
+//!
+//! ## What to do
+//! For a CUDA error, what the finding says for its code. Otherwise read the kernel log at that time: `dmesg | grep NVRM`.
+//!
+//! ## Source
+//! CUDA Driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>.
+
+use crate::burned;
+use crate::check::{Check, Judge};
+use crate::facts::{BurnRun, Facts, GpuFacts, WorkerEnd};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+use crate::reference::explain_cuda_error;
+
+pub(crate) const CHECK: Check = Check {
+    id: "burn_completed",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/cuda/cuda-driver-api/",
+};
+
+/// This project's own choice: the last batch ends a little before or after the time.
+const TIME_SHARE_MINIMUM: f64 = 0.9;
+
+fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
+    let run = burned::run_of(gpu, facts)?;
+    Ok(match &run.end {
+        WorkerEnd::Finished => finished(run),
+        WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name),
+        WorkerEnd::Busy(reason) => Outcome::busy(reason.clone()),
+        WorkerEnd::Exited { status, stderr } => Outcome::error(format!(
+            "the burn's process exited with status {status}: {}",
+            stderr.lines().last().unwrap_or("it said nothing")
+        ))
+        .observed(stderr),
+        WorkerEnd::Killed { signal } => Outcome::error(format!(
+            "the burn's process was ended by signal {signal} after {:.1} s",
+            run.measured_s
+        ))
+        .remedy("look for Xids and for the out-of-memory killer: dmesg"),
+        WorkerEnd::TimedOut { step, seconds } => Outcome::error(format!(
+            "the burn did not answer for {seconds:.1} s, in {step}"
+        ))
+        .remedy("look for Xids: dmesg | grep NVRM; reset the GPU, and take the node out of service if it hangs again"),
+    })
+}
+
+fn finished(run: &BurnRun) -> Outcome {
+    let products = burned::products(run);
+    if products == 0 {
+        return Outcome::error("the burn ended, but nothing was multiplied");
+    }
+    // Written so that a time that is no number is too short.
+    let long_enough = run.measured_s >= run.requested_s * TIME_SHARE_MINIMUM;
+    if !long_enough {
+        return Outcome::error(format!(
+            "the burn ended after {:.1} of {:.1} s",
+            run.measured_s, run.requested_s
+        ));
+    }
+    let mut text = format!(
+        "multiplied for {:.1} s: {products} products",
+        run.measured_s
+    );
+    for note in &run.notes {
+        text.push_str("; ");
+        text.push_str(note);
+    }
+    Outcome::pass(text)
+}
+
+fn cuda_error(call: &str, code: u32, name: &str) -> Outcome {
+    let observed = format!("{call}: {name} ({code})");
+    let outcome = match explain_cuda_error(code) {
+        Some(explanation) => Outcome::fail(format!(
+            "the burn failed in {observed}: {}",
+            explanation.meaning
+        ))
+        .remedy(explanation.remedy.clone()),
+        None => Outcome::fail(format!("the burn failed in {observed}"))
+            .remedy("read the kernel log at that time: dmesg | grep NVRM"),
+    };
+    outcome.expected("CUDA_SUCCESS (0)").observed(observed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{BurnRun, Reading, WorkerEnd};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{burned_node, burned_node_with, healthy_node, judge_check};
+
+    fn judge(change: impl FnOnce(&mut BurnRun)) -> Finding {
+        judge_check(&CHECK, &burned_node_with(change), "{}").swap_remove(2)
+    }
+
+    #[test]
+    fn passes_on_every_gpu() {
+        let findings = judge_check(&CHECK, &burned_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+    }
+
+    #[test]
+    fn without_a_burn_it_is_skipped() {
+        let findings = judge_check(&CHECK, &healthy_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+        assert_eq!(findings[0].summary, "no burn was asked for");
+    }
+
+    #[test]
+    fn a_cuda_error_fails() {
+        let finding = judge(|run| {
+            run.end = WorkerEnd::CudaError {
+                call: "cuEventSynchronize".to_owned(),
+                code: 719,
+                name: "CUDA_ERROR_LAUNCH_FAILED".to_owned(),
+            };
+        });
+        assert_eq!(finding.verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn what_did_not_end_well_is_an_error() {
+        let ends = [
+            WorkerEnd::Killed { signal: 9 },
+            WorkerEnd::TimedOut {
+                step: "bf16 products".to_owned(),
+                seconds: 30.0,
+            },
+            WorkerEnd::Exited {
+                status: 101,
+                stderr: "panicked".to_owned(),
+            },
+        ];
+        for end in ends {
+            assert_eq!(judge(|run| run.end = end).verdict, Verdict::Error);
+        }
+        assert_eq!(judge(|run| run.measured_s = 3.0).verdict, Verdict::Error);
+        assert_eq!(
+            judge(|run| run.measured_s = f64::NAN).verdict,
+            Verdict::Error
+        );
+        assert_eq!(judge(|run| run.precisions.clear()).verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn busy_is_not_broken_and_a_missing_run_is_an_error() {
+        let finding = judge(|run| run.end = WorkerEnd::Busy("1 other process".to_owned()));
+        assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
+        let mut facts = burned_node();
+        let uuid = facts.gpus[0].uuid.value().cloned().unwrap_or_default();
+        facts
+            .load
+            .burn
+            .insert(uuid.clone(), Reading::NotRead("no process".to_owned()));
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Error);
+        facts.load.burn.remove(&uuid);
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Skip);
+    }
+}

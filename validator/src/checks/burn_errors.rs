@@ -1,0 +1,180 @@
+//! The burn brought no new errors.
+//!
+//! ## Why
+//! Memory cells, links and the driver show their faults under load. An error that the GPU counts while it computes is one
+//! that a job will meet.
+//!
+//! ## How it is judged
+//! Counters before and after the burn. `fail`: an Xid of this GPU, uncorrectable ECC errors, rows remapped or pages retired
+//! for uncorrectable errors, a remapping that failed. `warn`: correctable ECC errors, rows remapped or pages retired for
+//! them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it. Skipped where
+//! no burn was asked for.
+//!
+//! ## What to do
+//! For an Xid, see `kernel_log_xid`. For ECC errors, drain the node, reset the GPU and burn again; if errors return, run
+//! NVIDIA's field diagnostic and return the GPU.
+//!
+//! ## Source
+//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+
+use crate::burned;
+use crate::check::{Check, Judge, worst_of};
+use crate::facts::{EccErrors, Facts, GpuFacts, Reading, SensorLog};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "burn_errors",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
+};
+
+const REMEDY: &str = "drain the node, reset the GPU and burn again; if errors return, run NVIDIA's field diagnostic and return the GPU";
+
+fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
+    let (_, log) = burned::sensors_of(gpu, facts)?;
+    let (before, after) = (&log.before, &log.after);
+    worst_of([
+        Ok(xids(log)),
+        compare(
+            "ECC errors",
+            &before.ecc_volatile,
+            &after.ecc_volatile,
+            |it| (uncorrectable(it), correctable(it)),
+        ),
+        compare(
+            "row remapping",
+            &before.row_remapping,
+            &after.row_remapping,
+            |it| {
+                let failure = u64::from(it.failure);
+                (
+                    u64::from(it.uncorrectable_rows) + failure,
+                    u64::from(it.correctable_rows),
+                )
+            },
+        ),
+        compare(
+            "page retirement",
+            &before.retired_pages,
+            &after.retired_pages,
+            |it| (u64::from(it.double_bit), u64::from(it.single_bit)),
+        ),
+        compare(
+            "PCIe replays",
+            &before.pcie_replays,
+            &after.pcie_replays,
+            |it| (0, *it),
+        ),
+    ])
+}
+
+fn xids(log: &SensorLog) -> Outcome {
+    if log.xids.is_empty() {
+        return Outcome::pass("no new errors");
+    }
+    let numbers: Vec<String> = log.xids.iter().map(u32::to_string).collect();
+    Outcome::fail(format!(
+        "the driver reported Xid {} of this GPU during the burn",
+        numbers.join(", ")
+    ))
+    .expected("no Xid")
+    .remedy("see kernel_log_xid for what this Xid means")
+}
+
+/// `bad` gives what fails and what warns when it grew.
+fn compare<T>(
+    what: &str,
+    before: &Reading<T>,
+    after: &Reading<T>,
+    bad: fn(&T) -> (u64, u64),
+) -> Judgement {
+    if matches!(
+        (before, after),
+        (Reading::NotSupported, Reading::NotSupported)
+    ) {
+        return Ok(Outcome::skip(format!("{what} are not counted here")));
+    }
+    let (before, after) = (
+        bad(before.required(&format!("{what} before the burn"))?),
+        bad(after.required(&format!("{what} after the burn"))?),
+    );
+    let grew = |verdict: fn(String) -> Outcome, before: u64, after: u64| {
+        verdict(format!(
+            "{what} grew from {before} to {after} during the burn"
+        ))
+        .expected("no change during the burn")
+        .remedy(REMEDY)
+    };
+    Ok(if after.0 > before.0 {
+        grew(Outcome::fail, before.0, after.0)
+    } else if after.1 > before.1 {
+        grew(Outcome::warn, before.1, after.1)
+    } else {
+        Outcome::pass("no new errors")
+    })
+}
+
+fn uncorrectable(errors: &EccErrors) -> u64 {
+    let by_place = errors.sram_uncorrectable.unwrap_or(0) + errors.dram_uncorrectable.unwrap_or(0);
+    errors.total_uncorrectable.unwrap_or(0).max(by_place)
+}
+
+fn correctable(errors: &EccErrors) -> u64 {
+    let by_place = errors.sram_correctable.unwrap_or(0) + errors.dram_correctable.unwrap_or(0);
+    errors.total_correctable.unwrap_or(0).max(by_place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{EccErrors, Reading, RowRemapping, SensorLog};
+    use crate::findings::Verdict;
+    use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
+
+    fn judge(change: impl FnOnce(&mut SensorLog)) -> Verdict {
+        judge_check(&CHECK, &burned_node_with_sensors(change), "{}")[2].verdict
+    }
+
+    #[test]
+    fn passes_on_every_gpu_and_skips_without_a_burn() {
+        let findings = judge_check(&CHECK, &burned_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+        let findings = judge_check(&CHECK, &healthy_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn new_errors_are_judged_by_their_kind() {
+        assert_eq!(judge(|log| log.xids = vec![94]), Verdict::Fail);
+        let ecc = |dram_uncorrectable, total_correctable| {
+            Reading::Value(EccErrors {
+                dram_uncorrectable,
+                total_correctable,
+                ..EccErrors::default()
+            })
+        };
+        let verdict = judge(|log| log.after.ecc_volatile = ecc(Some(1), None));
+        assert_eq!(verdict, Verdict::Fail);
+        let verdict = judge(|log| log.after.ecc_volatile = ecc(None, Some(9)));
+        assert_eq!(verdict, Verdict::Warn);
+        let remapped = RowRemapping {
+            uncorrectable_rows: 1,
+            ..RowRemapping::default()
+        };
+        let verdict = judge(|log| log.after.row_remapping = Reading::Value(remapped));
+        assert_eq!(verdict, Verdict::Fail);
+        let verdict = judge(|log| log.after.pcie_replays = Reading::Value(3));
+        assert_eq!(verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn what_was_read_once_is_an_error() {
+        let verdict = judge(|log| log.after.ecc_volatile = Reading::default());
+        assert_eq!(verdict, Verdict::Error);
+        assert_eq!(judge(|log| *log = SensorLog::default()), Verdict::Error);
+    }
+}

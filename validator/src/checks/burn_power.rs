@@ -1,0 +1,107 @@
+//! The burn brings the GPU to its power limit.
+//!
+//! ## Why
+//! A GPU that stays cold under full load does not compute as it should: clocks are held down, or power is missing.
+//!
+//! ## How it is judged
+//! Mean power over the second half of the burn: `warn` below 75 % of the power limit, `error` where no power was read.
+//! Skipped where no burn was asked for, where it lasted less than five seconds, and for MIG devices, which are parts.
+//!
+//! ## What to do
+//! See `burn_throttling`, `power_limit` and `clocks` for what holds the GPU back.
+//!
+//! ## Source
+//! DCGM's targeted power test asks for 75 % of its target,
+//! <https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html>. An H200 draws 692 to 699 W of its
+//! 700 W in BF16, FP8, TF32 and FP64.
+
+use crate::burned;
+use crate::check::{Check, Judge};
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "burn_power",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",
+};
+
+/// DCGM's `targeted_power` asks for three quarters of its target.
+const SHARE_MINIMUM_PERCENT: u64 = 75;
+/// Power is averaged over a second and rises with the temperature.
+const MEASURED_MINIMUM_S: f64 = 5.0;
+
+fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
+    let (run, log) = burned::sensors_of(gpu, facts)?;
+    if gpu.mig.value().is_some_and(|mig| mig.current) {
+        return Ok(Outcome::skip("a MIG device is a part of its GPU"));
+    }
+    if run.measured_s < MEASURED_MINIMUM_S {
+        return Ok(Outcome::skip("the burn was too short to judge power"));
+    }
+    let samples = burned::samples_under_load(run, log)?;
+    let powers: Vec<u64> = samples
+        .iter()
+        .filter(|it| f64::from(it.t) >= run.measured_s / 2.0)
+        .filter_map(|it| it.power_mw)
+        .map(u64::from)
+        .collect();
+    let sum: u64 = powers.iter().sum();
+    let (Some(mean_mw), Some(limit_mw)) = (
+        sum.checked_div(powers.len() as u64),
+        log.power_limit_mw.map(u64::from),
+    ) else {
+        return Ok(Outcome::error(
+            "power or its limit were not read during the burn",
+        ));
+    };
+    let text = format!(
+        "{} W of {} W in the second half of the burn",
+        mean_mw / 1000,
+        limit_mw / 1000
+    );
+    if mean_mw * 100 < limit_mw * SHARE_MINIMUM_PERCENT {
+        return Ok(Outcome::warn(text)
+            .expected(format!("at least {SHARE_MINIMUM_PERCENT} % of the limit"))
+            .remedy("see burn_throttling, power_limit and clocks"));
+    }
+    Ok(Outcome::pass(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::SensorLog;
+    use crate::findings::Verdict;
+    use crate::test_machine::{
+        burned_node, burned_node_with, burned_node_with_sensors, healthy_node, judge_check,
+    };
+
+    fn judge(change: impl FnOnce(&mut SensorLog)) -> Verdict {
+        judge_check(&CHECK, &burned_node_with_sensors(change), "{}")[2].verdict
+    }
+
+    #[test]
+    fn passes_at_the_limit_and_skips_without_a_burn() {
+        let findings = judge_check(&CHECK, &burned_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+        let findings = judge_check(&CHECK, &healthy_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+        let short = burned_node_with(|run| run.measured_s = 1.0);
+        assert_eq!(judge_check(&CHECK, &short, "{}")[2].verdict, Verdict::Skip);
+    }
+
+    #[test]
+    fn a_cold_gpu_warns_and_unread_power_errs() {
+        let power =
+            |power_mw| judge(|log| log.samples.iter_mut().for_each(|it| it.power_mw = power_mw));
+        assert_eq!(power(Some(524_000)), Verdict::Warn);
+        assert_eq!(power(Some(526_000)), Verdict::Pass);
+        assert_eq!(power(None), Verdict::Error);
+        assert_eq!(judge(|log| log.power_limit_mw = None), Verdict::Error);
+    }
+}

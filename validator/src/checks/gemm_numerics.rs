@@ -1,0 +1,304 @@
+//! Every element of every product is right.
+//!
+//! ## Why
+//! A GPU that computes wrong numbers without a word spoils training runs and results for weeks before anybody looks at the
+//! hardware.
+//!
+//! ## How it is judged
+//! The reference product is proved apart from the kernel that made it: with exact operands against the host's own rows and by
+//! Freivalds' check in FP64 without tolerance; with random operands by Freivalds' check and by the host's rows, within the
+//! rounding of the format. Then every element of every product is compared with the reference, bit for bit.
+//! - `fail`: a wrong element, a NaN or an infinity; a reference that is not right; other bits than most GPUs of the same
+//!   model gave with the same seed.
+//! - `error`: nothing was verified, or not every product; GPUs of one model differ and none has a majority; bits were flipped
+//!   on purpose.
+//!
+//! Skipped where no burn was asked for.
+//!
+//! ## What to do
+//! Take the node out of service, and keep the report: row, column, bits and multiprocessor are evidence. A wrong element that
+//! is right when read again was a read error; one that is right when computed again was a transient error.
+//!
+//! ## Source
+//! Freivalds, Probabilistic machines can use less running time (IFIP 1977); why silent errors matter:
+//! Hochschild et al., Cores that don't count, <https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf>.
+
+use std::collections::BTreeMap;
+
+use crate::burned;
+use crate::check::{Check, Judge, worst_of};
+use crate::facts::{BurnRun, ElementMismatch, Facts, GpuFacts, PrecisionRun};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "gemm_numerics",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf",
+};
+
+const REMEDY: &str = "take the node out of service and have the GPU inspected; keep this report";
+
+fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
+    let run = burned::run_of(gpu, facts)?;
+    if run.precisions.is_empty() {
+        return Ok(Outcome::error("no product was verified"));
+    }
+    worst_of(
+        run.precisions
+            .iter()
+            .map(|products| judge_products(products, run, gpu, facts)),
+    )
+}
+
+fn judge_products(
+    products: &PrecisionRun,
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+) -> Judgement {
+    let precision = products.precision;
+    let wrong = products.mismatches + products.nonfinite;
+    if run.injected > 0 && wrong <= run.injected {
+        return Ok(Outcome::error(format!(
+            "{precision}: {} bits were flipped on purpose and {} wrong blocks were found, so this run does not vouch for the GPU",
+            run.injected, products.mismatches
+        )));
+    }
+    if wrong > 0 {
+        return Ok(wrong_products(products, run));
+    }
+    judge_reference(products)?;
+    if products.products_verified == 0 {
+        return Ok(Outcome::error(format!(
+            "{precision}: no product was verified"
+        )));
+    }
+    if products.products_verified < products.products {
+        return Ok(Outcome::error(format!(
+            "{precision}: only {} of {} products were verified",
+            products.products_verified, products.products
+        )));
+    }
+    agree_with_others(products, run, gpu, facts)?;
+    Ok(Outcome::pass(format!(
+        "{precision}: every element of {} products of {} x {} x {} is right",
+        products.products_verified, products.m, products.n, products.k
+    )))
+}
+
+fn wrong_products(products: &PrecisionRun, run: &BurnRun) -> Outcome {
+    let injected = if run.injected > 0 {
+        format!(" ({} bits were flipped on purpose)", run.injected)
+    } else {
+        String::new()
+    };
+    let first = products
+        .examples
+        .first()
+        .map_or(String::new(), |it| format!(", first {}", example(it)));
+    Outcome::fail(format!(
+        "{}: {} blocks of results are wrong and {} results are not finite, in {} products{injected}{first}",
+        products.precision, products.mismatches, products.nonfinite, products.products
+    ))
+    .expected("every element equal to the reference")
+    .observed(
+        products
+            .examples
+            .iter()
+            .map(example)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
+    .remedy(REMEDY)
+}
+
+fn example(it: &ElementMismatch) -> String {
+    let sm = it
+        .sm
+        .map_or(String::new(), |sm| format!(", multiprocessor {sm}"));
+    let again = match (it.right_when_read_again, it.right_when_computed_again) {
+        (Some(true), _) => ", right when read again",
+        (_, Some(true)) => ", right when computed again",
+        (_, Some(false)) => ", wrong again when computed again",
+        _ => "",
+    };
+    format!(
+        "row {} column {}: {} instead of {} ({} bits){sm}{again}",
+        it.row, it.column, it.observed, it.expected, it.flipped_bits
+    )
+}
+
+/// `Err` where the reference is wrong or was not proved.
+fn judge_reference(products: &PrecisionRun) -> Result<(), Outcome> {
+    let (proof, precision) = (&products.reference, products.precision);
+    // Written so that NaN is not right.
+    let random_is_right = proof.freivalds_worst <= 1.0 && proof.sampled_worst <= 1.0;
+    if proof.exact_mismatches > 0 || !random_is_right {
+        return Err(Outcome::fail(format!(
+            "{precision}: the reference product is wrong: {} errors with exact operands; with random ones Freivalds' residual is {:.3} and the host's rows differ by {:.3} times the rounding",
+            proof.exact_mismatches, proof.freivalds_worst, proof.sampled_worst
+        ))
+        .expected("a product within the rounding of its format")
+        .remedy(REMEDY));
+    }
+    if proof.exact_rows == 0 || proof.freivalds_vectors == 0 || proof.sampled_elements == 0 {
+        return Err(Outcome::error(format!(
+            "{precision}: the reference product was not proved to the end"
+        )));
+    }
+    Ok(())
+}
+
+/// GPUs of one model must give the same bits for the same products.
+fn agree_with_others(
+    products: &PrecisionRun,
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+) -> Result<(), Outcome> {
+    let mut by_checksum: BTreeMap<&str, usize> = BTreeMap::new();
+    for other in facts.gpus.iter().filter(|it| it.name == gpu.name) {
+        let Ok(its_run) = burned::run_of(other, facts) else {
+            continue;
+        };
+        let same = its_run.precisions.iter().find(|it| {
+            let comparable = its_run.seed == run.seed && its_run.engine == run.engine;
+            let what = (it.precision, it.m, it.n, it.k);
+            comparable && what == (products.precision, products.m, products.n, products.k)
+        });
+        if let Some(it) = same.filter(|it| !it.reference.checksum.is_empty()) {
+            *by_checksum.entry(&it.reference.checksum).or_default() += 1;
+        }
+    }
+    let all: usize = by_checksum.values().sum();
+    let own = by_checksum
+        .get(products.reference.checksum.as_str())
+        .copied()
+        .unwrap_or_default();
+    if own == all {
+        return Ok(());
+    }
+    let precision = products.precision;
+    let most = by_checksum.values().copied().max().unwrap_or_default();
+    if 2 * own > all {
+        return Ok(());
+    }
+    if 2 * most > all {
+        return Err(Outcome::fail(format!(
+            "{precision}: the product has other bits than on {most} of {all} GPUs of this model with the same operands"
+        ))
+        .observed(&products.reference.checksum)
+        .remedy(REMEDY));
+    }
+    Err(Outcome::error(format!(
+        "{precision}: the product has not the same bits on {all} GPUs of this model, and no bits have a majority"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{BurnRun, ElementMismatch, PrecisionRun, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{burned_node, burned_node_with, healthy_node, judge_check};
+
+    fn judge_run(change: impl FnOnce(&mut BurnRun)) -> Finding {
+        judge_check(&CHECK, &burned_node_with(change), "{}").swap_remove(2)
+    }
+
+    fn judge(change: impl FnOnce(&mut PrecisionRun)) -> Finding {
+        judge_run(|run| change(&mut run.precisions[0]))
+    }
+
+    #[test]
+    fn passes_on_every_gpu_and_skips_without_a_burn() {
+        let findings = judge_check(&CHECK, &burned_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+        let findings = judge_check(&CHECK, &healthy_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn one_wrong_element_fails_and_is_named() {
+        let finding = judge(|products| {
+            products.mismatches = 1;
+            products.examples = vec![ElementMismatch {
+                row: 7,
+                column: 9,
+                expected: "0x3f800000".to_owned(),
+                observed: "0x3f800001".to_owned(),
+                flipped_bits: 1,
+                sm: Some(77),
+                right_when_read_again: Some(false),
+                right_when_computed_again: Some(true),
+                ..ElementMismatch::default()
+            }];
+        });
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.summary.ends_with(
+            "first row 7 column 9: 0x3f800001 instead of 0x3f800000 (1 bits), multiprocessor 77, right when computed again"
+        ), "{}", finding.summary);
+    }
+
+    #[test]
+    fn nan_and_a_wrong_reference_fail() {
+        let fails = |change: fn(&mut PrecisionRun)| {
+            assert_eq!(judge(change).verdict, Verdict::Fail);
+        };
+        fails(|it| it.nonfinite = 1);
+        fails(|it| it.reference.exact_mismatches = 1);
+        fails(|it| it.reference.freivalds_worst = 1.1);
+        fails(|it| it.reference.freivalds_worst = f64::NAN);
+        fails(|it| it.reference.sampled_worst = f64::INFINITY);
+    }
+
+    #[test]
+    fn what_was_not_verified_is_no_pass() {
+        let errs = |change: fn(&mut PrecisionRun)| {
+            assert_eq!(judge(change).verdict, Verdict::Error);
+        };
+        errs(|it| it.products_verified = 0);
+        errs(|it| it.products_verified -= 1);
+        errs(|it| it.reference.exact_rows = 0);
+        errs(|it| it.reference.freivalds_vectors = 0);
+        errs(|it| it.reference.sampled_elements = 0);
+        assert_eq!(
+            judge_run(|run| run.precisions.clear()).verdict,
+            Verdict::Error
+        );
+    }
+
+    #[test]
+    fn injected_faults_neither_pass_nor_blame_the_gpu() {
+        let finding = judge_run(|run| {
+            run.injected = 5;
+            run.precisions[0].mismatches = 5;
+        });
+        assert_eq!(finding.verdict, Verdict::Error);
+        let finding = judge_run(|run| run.injected = 5);
+        assert_eq!(finding.verdict, Verdict::Error, "none was found");
+        let finding = judge_run(|run| {
+            run.injected = 5;
+            run.precisions[0].mismatches = 6;
+        });
+        assert_eq!(finding.verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn other_bits_than_most_fail_and_no_majority_errs() {
+        let finding = judge(|it| it.reference.checksum = "0x1".to_owned());
+        assert_eq!(finding.verdict, Verdict::Fail);
+        let mut facts = burned_node();
+        for (index, run) in facts.load.burn.values_mut().enumerate() {
+            if let (0..4, Reading::Value(run)) = (index, run) {
+                run.precisions[0].reference.checksum = "0x1".to_owned();
+            }
+        }
+        let findings = judge_check(&CHECK, &facts, "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Error));
+    }
+}

@@ -1,0 +1,13 @@
+//! Verified matrix products with nothing but the driver: the kernels of `KERNELS.md`, and what the host does around them.
+
+pub(crate) mod images;
+pub(crate) mod kernels;
+mod localize;
+pub(crate) mod operand;
+mod proof;
+mod report;
+mod shape;
+mod strip;
+pub(crate) mod sweep;
+
+pub(crate) use shape::Layout;

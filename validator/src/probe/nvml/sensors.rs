@@ -1,0 +1,126 @@
+//! `gpu-validator worker sensors`: what NVML's sensors show while the GPUs are at work.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::calls::Calls;
+use super::driver::{Device, NvmlLibrary};
+use super::protocol::Output;
+use super::read::{DriverNumber, GpuReader};
+use crate::facts::{LoadCounters, SensorSample};
+use crate::probe::libraries;
+
+/// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// One line on the worker's stdout.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum SensorMessage {
+    Before {
+        uuid: String,
+        power_limit_mw: Option<u32>,
+        counters: Box<LoadCounters>,
+    },
+    Sample {
+        uuid: String,
+        sample: SensorSample,
+    },
+    After {
+        uuid: String,
+        counters: Box<LoadCounters>,
+    },
+    /// Nothing more can be read, and why.
+    Trouble(String),
+    Done {},
+}
+
+/// Samples the GPUs with these UUIDs until SIGTERM, then reads their counters again.
+pub(crate) fn run_worker(uuids: &[String]) {
+    if let Err(trouble) = watch(uuids) {
+        tell(&SensorMessage::Trouble(trouble));
+    }
+    tell(&SensorMessage::Done {});
+}
+
+fn watch(uuids: &[String]) -> Result<(), String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))
+        .map_err(|error| format!("SIGTERM cannot be handled: {error}"))?;
+    let output = Output::quiet();
+    let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
+    let nvml = libraries::load("libnvidia-ml.so.1", open)
+        .map_err(|error| format!("libnvidia-ml.so.1 could not be loaded: {error}"))?
+        .library;
+    let calls = Calls::new(None, &[], &output);
+    nvml.initialize(&calls).map_err(|it| it.to_string())?;
+    let version = nvml.driver_version(&calls);
+    let driver = version.as_deref().map(DriverNumber::of).unwrap_or_default();
+    let count = nvml.device_count(&calls).map_err(|it| it.to_string())?;
+    // A lost GPU has no handle; the others are watched.
+    let devices: Vec<(String, Device<'_>)> = (0..count)
+        .filter_map(|index| nvml.device(index, &calls).ok())
+        .filter_map(|device| Some((device.uuid().ok()?, device)))
+        .filter(|(uuid, _)| uuids.contains(uuid))
+        .collect();
+    let readers: Vec<(&String, GpuReader<'_>)> = devices
+        .iter()
+        .map(|(uuid, device)| {
+            let reader = GpuReader {
+                device,
+                index: 0,
+                output: &output,
+                driver,
+            };
+            (uuid, reader)
+        })
+        .collect();
+    for (uuid, reader) in &readers {
+        tell(&SensorMessage::Before {
+            uuid: (*uuid).clone(),
+            power_limit_mw: reader.power_limit_mw(),
+            counters: Box::new(reader.counters()),
+        });
+    }
+    sample_until(&stop, &readers);
+    for (uuid, reader) in &readers {
+        tell(&SensorMessage::After {
+            uuid: (*uuid).clone(),
+            counters: Box::new(reader.counters()),
+        });
+    }
+    Ok(())
+}
+
+fn sample_until(stop: &AtomicBool, readers: &[(&String, GpuReader<'_>)]) {
+    while !stop.load(Ordering::Relaxed) {
+        let next = Instant::now() + PERIOD;
+        for (uuid, reader) in readers {
+            tell(&SensorMessage::Sample {
+                uuid: (*uuid).clone(),
+                sample: reader.sample(),
+            });
+        }
+        // A signal does not end a sleep, so that it is cut into pieces.
+        while !stop.load(Ordering::Relaxed) && Instant::now() < next {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// When the parent is gone there is nobody to tell, and the worker dies with it.
+fn tell(message: &SensorMessage) {
+    let Ok(mut line) = serde_json::to_vec(message) else {
+        return;
+    };
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    if stdout.write_all(&line).is_err() || stdout.flush().is_err() {
+        std::process::exit(1);
+    }
+}
