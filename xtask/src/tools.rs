@@ -1,9 +1,12 @@
-//! Pinned tools from `PyPI` and crates.io, installed below `target/tools`. A task installs what it needs and nothing
+//! Pinned tools from `PyPI`, crates.io and the Go module proxy, installed below `target/tools`. A task installs what it needs and nothing
 //! else; a tool that cannot be had is an error, never a step left out.
+
+pub(crate) mod go;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use go::{GO, GO_TOOLS};
 use xshell::{Shell, cmd};
 
 use crate::workspace;
@@ -75,7 +78,7 @@ pub(crate) const LINTERS: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 4] = [&ZIGBUILD, &JUNIT_READERS, &NVML_CLIENTS, &LINTERS];
+const PYTHON_TOOLS: [&PythonTools; 5] = [&ZIGBUILD, &JUNIT_READERS, &NVML_CLIENTS, &LINTERS, &GO];
 
 /// Version of cargo-deny; its lock file is used as published.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -85,9 +88,16 @@ const CARGO_DENY_VERSION: &str = "0.20.2";
 /// Every task installs what it needs by itself; run this to have everything before going offline.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these: zigbuild, junit-readers, nvml-clients, linters, cargo-deny
-    #[arg(value_name = "TOOL", value_parser = ["zigbuild", "junit-readers", "nvml-clients", "linters", "cargo-deny"])]
+    /// Only these [default: all]
+    #[arg(value_name = "TOOL", value_parser = names())]
     names: Vec<String>,
+}
+
+fn names() -> clap::builder::PossibleValuesParser {
+    let python = PYTHON_TOOLS.iter().map(|tools| tools.name);
+    let go = GO_TOOLS.iter().map(|tool| tool.name);
+    let names: Vec<_> = python.chain(["cargo-deny"]).chain(go).collect();
+    names.into()
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -98,6 +108,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted("cargo-deny") {
         println!("cargo-deny: {}", install_cargo_deny()?.display());
+    }
+    for tool in GO_TOOLS.into_iter().filter(|tool| wanted(tool.name)) {
+        println!("{}: {}", tool.name, tool.install()?.display());
     }
     Ok(())
 }

