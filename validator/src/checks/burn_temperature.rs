@@ -46,7 +46,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         ));
     };
     worst_of([
-        hottest(
+        Ok(hottest(
             "GPU",
             gpu_c,
             [
@@ -54,9 +54,9 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
                 limits.and_then(|it| it.slowdown_c),
             ],
             limits.and_then(|it| it.gpu_max_c),
-        ),
-        memory_c.map_or_else(
-            || Ok(Outcome::skip("the memory tells no temperature")),
+        )),
+        Ok(memory_c.map_or_else(
+            || Outcome::skip("the memory tells no temperature"),
             |degrees| {
                 hottest(
                     "memory",
@@ -65,7 +65,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
                     limits.and_then(|it| it.memory_max_c),
                 )
             },
-        ),
+        )),
     ])
 }
 
@@ -75,29 +75,29 @@ fn hottest(
     degrees: i32,
     fails_from: [Option<i32>; 2],
     warns_from: Option<i32>,
-) -> Judgement {
+) -> Outcome {
     let text = format!("{what} reached {degrees} °C");
     if !PLAUSIBLE_C.contains(&degrees) {
-        return Ok(Outcome::error(format!(
+        return Outcome::error(format!(
             "{text}, which is no temperature that a GPU can have"
-        )));
+        ));
     }
     let remedy = "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
     let first_failing = fails_from.into_iter().flatten().min();
     if let Some(limit) = first_failing.filter(|it| degrees >= *it) {
-        return Ok(Outcome::fail(text)
+        return Outcome::fail(text)
             .expected(format!("below {limit} °C"))
-            .remedy(remedy));
+            .remedy(remedy);
     }
     if let Some(limit) = warns_from.filter(|it| degrees >= *it) {
-        return Ok(Outcome::warn(text)
+        return Outcome::warn(text)
             .expected(format!("below {limit} °C"))
-            .remedy(remedy));
+            .remedy(remedy);
     }
     if first_failing.or(warns_from).is_none() {
-        return Ok(Outcome::skip(format!("{text}, no limit is known")));
+        return Outcome::skip(format!("{text}, no limit is known"));
     }
-    Ok(Outcome::pass(text))
+    Outcome::pass(text)
 }
 
 #[cfg(test)]

@@ -132,17 +132,20 @@ fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
             || address == lower
             || (!address.is_empty() && format!("0000:{lower}") == address)
     };
-    match facts.gpus.iter().find(same).map(|gpu| &gpu.uuid) {
-        Some(crate::facts::Reading::Value(uuid)) => Ok(uuid.clone()),
-        _ => {
-            let known: Vec<String> = facts
-                .gpus
-                .iter()
-                .filter_map(|gpu| gpu.uuid.value().cloned())
-                .collect();
-            bail!("no GPU {name}; there are: {}", known.join(", "))
-        }
+    if let Some(uuid) = facts
+        .gpus
+        .iter()
+        .find(same)
+        .and_then(|gpu| gpu.uuid.value())
+    {
+        return Ok(uuid.clone());
     }
+    let known: Vec<String> = facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| gpu.uuid.value().cloned())
+        .collect();
+    bail!("no GPU {name}; there are: {}", known.join(", "))
 }
 
 /// A time as `90s`, `5m`, `1h`; a number alone is seconds.
@@ -342,7 +345,7 @@ mod tests {
         let short = address.trim_start_matches("0000:").to_uppercase();
         for name in [uuid.clone(), address, short] {
             let chosen = chosen_gpus(&[name], &facts).expect("known");
-            assert_eq!(chosen, [uuid.clone()]);
+            assert_eq!(chosen, std::slice::from_ref(&uuid));
         }
         let error = chosen_gpus(&["GPU-x".to_owned()], &facts).expect_err("unknown");
         assert!(

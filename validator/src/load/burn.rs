@@ -565,10 +565,10 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
             .gpus
             .iter()
             .find(|gpu| gpu.pci_address.value().map(String::as_str) == timed.event.pci_address());
-        if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value())) {
-            if let Some(log) = facts.load.sensors.get_mut(uuid) {
-                log.xids.push(xid.number);
-            }
+        if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value()))
+            && let Some(log) = facts.load.sensors.get_mut(uuid)
+        {
+            log.xids.push(xid.number);
         }
     }
 }
@@ -642,7 +642,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             interrupt.request(2);
             let began = Instant::now();
-            let run = follow(worker, Duration::from_secs(60), &interrupt, &mut |_| {});
+            let run = follow(worker, Duration::from_mins(1), &interrupt, &mut |_| {});
             assert!(began.elapsed() < Duration::from_secs(3));
             assert_eq!(
                 matches!(run.end, WorkerEnd::Exited { status: 0, .. }),

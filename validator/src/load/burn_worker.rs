@@ -144,7 +144,6 @@ impl<'t> Worker<'t> {
         }
         let stopped = Instant::now();
         drop(arena);
-        drop(support);
         drop(module);
         drop(context);
         self.run.stop_ms = Some(stopped.elapsed().as_secs_f64() * 1000.0);

@@ -278,10 +278,10 @@ pub(crate) struct Gemm<'m, 'c, 'a> {
 }
 
 /// The operands of one shape, as Hopper's kernels take them.
-#[derive(Clone, Copy)]
 pub(super) enum Operands {
     Pointers(u64, u64),
-    Maps(TensorMap, TensorMap),
+    /// Boxed: 256 bytes.
+    Maps(Box<[TensorMap; 2]>),
 }
 
 impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
@@ -341,17 +341,17 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
         } else {
             128
         };
-        Ok(Operands::Maps(
+        Ok(Operands::Maps(Box::new([
             context.tensor_map(a, side, k_bytes, 128)?,
             context.tensor_map(b, side, k_bytes, box_rows_of_b)?,
-        ))
+        ])))
     }
 
     /// Multiplies into the memory at offset `result`. `map` is the offset where the multiprocessors are noted. A kernel
     /// that verifies compares the result of product `verified` meanwhile.
     pub(super) fn multiply(
         &self,
-        operands: Operands,
+        operands: &Operands,
         arena: u64,
         layout: &Layout,
         (result, map): (u64, Option<u64>),
@@ -359,8 +359,8 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
     ) -> CudaResult<()> {
         let shape = layout.shape;
         let (a, b) = match operands {
-            Operands::Pointers(a, b) => (Argument::Pointer(a), Argument::Pointer(b)),
-            Operands::Maps(a, b) => (Argument::TensorMap(a), Argument::TensorMap(b)),
+            Operands::Pointers(a, b) => (Argument::Pointer(*a), Argument::Pointer(*b)),
+            Operands::Maps(maps) => (Argument::TensorMap(maps[0]), Argument::TensorMap(maps[1])),
         };
         let mut arguments = vec![
             a,

@@ -15,7 +15,7 @@ pub(super) const EXAMPLES_MAXIMUM: usize = 8;
 pub(super) struct Localizer<'x, 'm, 'c, 'a> {
     pub(super) support: &'x Support<'m, 'c, 'a>,
     pub(super) gemm: &'x Gemm<'m, 'c, 'a>,
-    pub(super) operands: Operands,
+    pub(super) operands: &'x Operands,
     pub(super) arena: &'x DeviceMemory<'c, 'a>,
     pub(super) layout: &'x Layout,
 }

@@ -28,9 +28,8 @@ pub(super) fn seed_of_b(seed: u64) -> u64 {
 // Source: measured on an H200, see the table in KERNELS.md.
 fn freivalds_tolerance(operand: OperandType, mode: OperandMode) -> f64 {
     match (operand, mode) {
-        (OperandType::S8, _) => 0.0,
         (OperandType::F64, _) => 1e-15,
-        (_, OperandMode::Exact) => 0.0,
+        (OperandType::S8, _) | (_, OperandMode::Exact) => 0.0,
         (OperandType::E4m3, _) => 2e-5,
         _ => 1e-7,
     }

@@ -80,7 +80,7 @@ pub(crate) fn choose_layout(
         for _ in 0..2 {
             begin.record()?;
             let place = (layout.reference, None);
-            gemm.multiply(operands, gpu.arena.address(), &layout, place, None)?;
+            gemm.multiply(&operands, gpu.arena.address(), &layout, place, None)?;
             end.record()?;
             end.wait()?;
             product_s = product_s.min(end.seconds_since(&begin)?);
@@ -107,12 +107,12 @@ pub(crate) fn run(
 ) -> CudaResult<()> {
     let operands = gemm.operands(gpu.context, gpu.arena, &layout)?;
     (run.m, run.n, run.k) = (layout.shape.side, layout.shape.side, layout.shape.k());
-    let (exact, random) = establish_reference(gpu, gemm, &layout, operands, asked.seed, run)?;
+    let (exact, random) = establish_reference(gpu, gemm, &layout, &operands, asked.seed, run)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // The host computes its rows while the GPU burns.
         let host = scope.spawn(|| (exact.compare(&stop), random.compare(&stop)));
-        let swept = Sweeper::new(gpu, gemm, &layout, operands, product_s, asked)
+        let swept = Sweeper::new(gpu, gemm, &layout, &operands, product_s, asked)
             .and_then(|mut sweeper| sweeper.sweep(run, listener));
         // A run that was asked to stop does not wait for the host's rows; one that went its time does.
         if !matches!(swept, Ok(true)) {
@@ -137,7 +137,7 @@ fn establish_reference(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
     layout: &Layout,
-    operands: Operands,
+    operands: &Operands,
     seed: u64,
     run: &mut PrecisionRun,
 ) -> CudaResult<(SampledRows, SampledRows)> {
@@ -170,7 +170,7 @@ fn multiply_once(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
     layout: &Layout,
-    operands: Operands,
+    operands: &Operands,
     (mode, seed): (OperandMode, u64),
 ) -> CudaResult<(SampledRows, Vec<u64>)> {
     let arena = gpu.arena.address();
@@ -205,7 +205,7 @@ struct Sweeper<'x, 'm, 'c, 'a> {
     gpu: &'x BurningGpu<'x, 'm, 'c, 'a>,
     gemm: &'x Gemm<'m, 'c, 'a>,
     layout: &'x Layout,
-    operands: Operands,
+    operands: &'x Operands,
     asked: Sweeps,
     batch_products: u64,
     events: [(Event<'c, 'a>, Event<'c, 'a>); 2],
@@ -228,7 +228,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         gpu: &'x BurningGpu<'x, 'm, 'c, 'a>,
         gemm: &'x Gemm<'m, 'c, 'a>,
         layout: &'x Layout,
-        operands: Operands,
+        operands: &'x Operands,
         product_s: f64,
         asked: Sweeps,
     ) -> CudaResult<Self> {
