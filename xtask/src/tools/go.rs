@@ -79,7 +79,7 @@ pub(crate) const KUSTOMIZE: GoTool = GoTool {
     name: "kustomize",
     purpose: "building the overlays of Kubernetes manifests",
     module: "sigs.k8s.io/kustomize/kustomize/v5",
-    version: "v5.8.3",
+    version: "v5.8.1",
     package: ".",
     linker_flags: "",
 };
