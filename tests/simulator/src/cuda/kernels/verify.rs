@@ -89,21 +89,53 @@ fn nonfinite(words: &[u32], kind: u32) -> u64 {
     }
 }
 
+const ROW_WEIGHTS: [u32; STRIP_ROWS] = [
+    0x7E83_826A,
+    0xF0F5_F482,
+    0xD74E_52ED,
+    0xEDF2_F1BD,
+    0xADD6_F58E,
+    0x7C70_444E,
+    0xB9BE_BD55,
+    0xE6B2_6F4B,
+    0x6BEB_EAD0,
+    0xA5DC_B1BF,
+    0xF181_DBFB,
+    0x4E53_4DE0,
+    0x49AA_5F64,
+    0x5BF6_8096,
+    0x4060_D54A,
+    0xD145_A9F2,
+];
+
+/// `__dp4a` of unsigned bytes.
+fn byte_product(word: u32, weights: u32) -> u32 {
+    (0..32)
+        .step_by(8)
+        .map(|shift| (word >> shift & 0xFF) * (weights >> shift & 0xFF))
+        .sum()
+}
+
 /// The checksum of the strip whose first row is `words[..256]` and whose rows lie `pitch` words apart.
 fn strip_checksum(words: &[u32], pitch: usize) -> u64 {
     let mut polynomials = [0u32; STRIP_WORDS];
-    for row in words.chunks(pitch).take(STRIP_ROWS) {
-        for (polynomial, word) in polynomials.iter_mut().zip(row) {
-            *polynomial = polynomial.wrapping_mul(0x9E37_79B1).wrapping_add(*word);
+    let mut bytes = [0u32; STRIP_WORDS];
+    for (row, weights) in words.chunks(pitch).zip(ROW_WEIGHTS) {
+        for ((polynomial, bytes), word) in polynomials.iter_mut().zip(&mut bytes).zip(row) {
+            *polynomial = polynomial.wrapping_mul(0xD68C_F43B).wrapping_add(*word);
+            *bytes += byte_product(*word, weights);
         }
     }
+    let columns = polynomials.into_iter().zip(bytes);
     (1u32..)
-        .zip(polynomials)
-        .fold(0u64, |sum, (place, polynomial)| {
+        .zip(columns)
+        .fold(0u64, |sum, (place, (polynomial, bytes))| {
             let x = place.wrapping_mul(0x9E37_79B9);
             let x = (x ^ x >> 15).wrapping_mul(0x2C1B_3C6D);
-            let weight = (x ^ x >> 12) | 1;
+            let weight = (x ^ x >> 12) >> 2 | 0x4000_0001;
+            let turned = weight.rotate_left(16) | 1;
             sum.wrapping_add(u64::from(polynomial) * u64::from(weight))
+                .wrapping_add(u64::from(bytes) * u64::from(turned))
         })
 }
 
@@ -317,7 +349,7 @@ mod tests {
             u32::try_from(bits).unwrap()
         };
         let strip: Vec<u32> = (0..4096).map(word).collect();
-        assert_eq!(strip_checksum(&strip, STRIP_WORDS), 0xF470_8A7D_0D7A_5633);
+        assert_eq!(strip_checksum(&strip, STRIP_WORDS), 0x50A8_7F00_E8BF_07A3);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 // `Product`, which says how a tile is multiplied and stored.
 #pragma once
 
-#include "strip.cuh"
+#include "checksum.cuh"
 #include "walk.cuh"
 
 constexpr u32 TILE_M = 128;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map_a, const TensorMap& ma
     const u32 k_steps = k_bytes / BLOCK_K_BYTES;
 
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (warp == 0) {
             if (lane == 0) {
                 produce<Product>(map_a, map_b, walk, first, step, rank, k_steps, ring);
@@ -210,7 +210,7 @@ __device__ __forceinline__ void gemm(const TensorMap& map_a, const TensorMap& ma
             verify(verification, walk, first, step, rank, n * (sizeof(*result) / 4), warp - 1, lane);
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         const u32 consumer = threadIdx.x / 128 - 1;
         const u32 thread = threadIdx.x % 128;
         for (u32 index = first; index < walk.count(); index += step) {

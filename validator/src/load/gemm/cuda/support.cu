@@ -1,8 +1,8 @@
 // Everything around the products: operands, checksums, the comparison that names elements, Freivalds' check, and the
 // injected fault. Not fast paths; each is bound by memory.
 
+#include "checksum.cuh"
 #include "operand.cuh"
-#include "strip.cuh"
 
 // Fills `elements` elements of `type`; `out` is aligned to 8 bytes and its size is a multiple of 8 bytes.
 extern "C" __global__ void __launch_bounds__(256)
