@@ -267,9 +267,13 @@ fn a_killed_nvml_worker_costs_the_call_that_it_was_in() {
     let running = Running::start(&node, "host", "nvml");
     signal(running.worker("nvml").pid, "KILL");
     let ran = running.end();
-    assert!(ran.took < Duration::from_secs(4), "{:?}", ran.took);
+    // The burn's sensors hang in the same call.
+    assert!(ran.took < Duration::from_secs(8), "{:?}", ran.took);
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     let expected = [
+        "burn_errors: error",
+        "burn_temperature: error",
+        "burn_throttling: error",
         "gpu_reachable: error",
         "nvml_library: warn",
         "temperature: error",
@@ -335,7 +339,9 @@ fn two_runs_at_once_are_both_right() {
         let expected = node.run(&["--level", "standard"]).report;
         let start = |number: usize| {
             let mut command = node.validator();
-            command.args(["run", "--sysroot"]).arg(node.sysroot());
+            // To each run, the others are processes of others, which would be busy GPUs.
+            command.args(["run", "--burn-share", "--sysroot"]);
+            command.arg(node.sysroot());
             // One file is each run's own, the other is of both.
             command
                 .arg("--json")

@@ -1,25 +1,43 @@
 //! What the checks of a burn share: the run of a GPU, and its sensors while it was at work.
 
-use crate::facts::{BurnRun, Facts, GpuFacts, Reading, SensorLog, SensorSample, WorkerEnd};
+use crate::facts::{
+    BurnPlan, BurnRun, Facts, GpuFacts, Reading, SensorLog, SensorSample, WorkerEnd,
+};
 use crate::findings::Outcome;
+use crate::machine;
+use crate::profile::Profile;
 
 /// The burn of this GPU, however it ended; `Err` where there was none, or where others use the GPU.
-pub(crate) fn run_of<'f>(gpu: &GpuFacts, facts: &'f Facts) -> Result<&'f BurnRun, Outcome> {
-    if facts.load.burn.is_empty() {
-        return Err(Outcome::skip("no burn was asked for"));
-    }
+pub(crate) fn run_of<'f>(
+    gpu: &GpuFacts,
+    facts: &'f Facts,
+    profile: &Profile,
+) -> Result<&'f BurnRun, Outcome> {
+    let burned = &facts.load.burn;
+    let among = match &facts.load.burn_plan {
+        Some(BurnPlan::Off(reason)) => return Err(Outcome::skip(format!("no burn: {reason}"))),
+        Some(BurnPlan::On { gpus, .. }) => gpus.as_slice(),
+        None if !burned.is_empty() => &[],
+        None if facts.interrupted.is_some() => {
+            return Err(Outcome::error("the run was stopped before the burn"));
+        }
+        // Facts of a version that did not burn.
+        None => return Err(Outcome::skip("no burn was asked for")),
+    };
     let uuid = gpu.uuid.required("UUID of the GPU")?;
-    let run = match facts.load.burn.get(uuid) {
+    let run = match burned.get(uuid) {
         Some(Reading::Value(run)) => run,
-        Some(Reading::NotRead(reason)) => {
-            return Err(Outcome::error(format!("the burn did not run: {reason}")));
+        None if !among.is_empty() && !among.contains(uuid) => {
+            return Err(Outcome::skip("no burn of this GPU was asked for"));
         }
-        Some(Reading::NotSupported) => {
-            return Err(Outcome::error(
-                "the burn did not run: not supported on this GPU",
-            ));
+        missing => {
+            let reason = match missing {
+                Some(Reading::NotRead(reason)) => reason,
+                Some(_) => "not supported on this GPU",
+                None => "there is no result for this GPU",
+            };
+            return Err(why_not_burned(uuid, reason, facts, profile));
         }
-        None => return Err(Outcome::skip("no burn of this GPU was asked for")),
     };
     if let WorkerEnd::Busy(reason) = &run.end {
         return Err(
@@ -28,6 +46,22 @@ pub(crate) fn run_of<'f>(gpu: &GpuFacts, facts: &'f Facts) -> Result<&'f BurnRun
         );
     }
     Ok(run)
+}
+
+/// Nothing is burned where no kernel runs; one fault is one finding.
+fn why_not_burned(uuid: &str, reason: &str, facts: &Facts, profile: &Profile) -> Outcome {
+    let text = format!("the burn did not run: {reason}");
+    if !machine::cuda_initialised(facts) {
+        if let Err(outcome) = machine::loaded_driver(facts, profile) {
+            return outcome;
+        }
+        return machine::reported_by("cuda_driver_library", &text, profile);
+    }
+    let kernel = facts.load.cuda_kernel.get(uuid).and_then(Reading::value);
+    match kernel.map(|it| &it.end) {
+        Some(WorkerEnd::Finished | WorkerEnd::Busy(_)) => Outcome::error(text),
+        _ => machine::reported_by("cuda_kernel", &text, profile),
+    }
 }
 
 /// Products that ended, in all precisions.
@@ -39,8 +73,9 @@ pub(crate) fn products(run: &BurnRun) -> u64 {
 pub(crate) fn sensors_of<'f>(
     gpu: &GpuFacts,
     facts: &'f Facts,
+    profile: &Profile,
 ) -> Result<(&'f BurnRun, &'f SensorLog), Outcome> {
-    let run = run_of(gpu, facts)?;
+    let run = run_of(gpu, facts, profile)?;
     if products(run) == 0 {
         return Err(Outcome::skip(
             "the burn put no load on this GPU, which burn_completed reports",
@@ -55,6 +90,9 @@ pub(crate) fn sensors_of<'f>(
     Ok((run, log))
 }
 
+/// Sensors are read several times a second, on a host that may be busy.
+const MEASURED_MINIMUM_S: f64 = 1.0;
+
 /// The samples from the first product to the last.
 pub(crate) fn samples_under_load<'f>(
     run: &BurnRun,
@@ -65,6 +103,9 @@ pub(crate) fn samples_under_load<'f>(
         .iter()
         .filter(|it| it.t >= 0.0 && f64::from(it.t) <= run.measured_s)
         .collect();
+    if samples.is_empty() && log.trouble.is_none() && run.measured_s < MEASURED_MINIMUM_S {
+        return Err(Outcome::skip("the burn was too short to read sensors"));
+    }
     if samples.is_empty() {
         let why = log.trouble.as_deref().unwrap_or("no sample was taken");
         return Err(Outcome::error(format!(

@@ -50,6 +50,11 @@ pub(crate) fn driver_is_loaded(facts: &Facts, modules: &KernelModules) -> bool {
         || facts.nvml.initialized == Reading::Value(true)
 }
 
+/// `cuInit` succeeded in the probe.
+pub(crate) fn cuda_initialised(facts: &Facts) -> bool {
+    facts.cuda.init.value().is_some_and(|init| init.code == 0)
+}
+
 /// The kernel modules of a machine on which `nvidia` is loaded.
 pub(crate) fn loaded_driver<'a>(
     facts: &'a Facts,

@@ -98,6 +98,13 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
         search_path = format!("{search_path}:{before}");
     }
     environment.insert("LD_LIBRARY_PATH".to_owned(), search_path);
+    // The host's processor multiplies for all GPUs, so that a burn of seconds over all memory would take hours.
+    for (name, value) in [
+        ("GPU_VALIDATOR_BURN_DURATION", "0.2s"),
+        ("GPU_VALIDATOR_BURN_MEMORY", "8MiB"),
+    ] {
+        environment.insert(name.to_owned(), value.to_owned());
+    }
     environment.insert(NODE_VARIABLE.to_owned(), folder.display().to_string());
     environment
 }

@@ -33,8 +33,8 @@ pub(crate) const CHECK: Check = Check {
 /// This project's own choice: the last batch ends a little before or after the time.
 const TIME_SHARE_MINIMUM: f64 = 0.9;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
-    let run = burned::run_of(gpu, facts)?;
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let run = burned::run_of(gpu, facts, profile)?;
     Ok(match &run.end {
         WorkerEnd::Finished => finished(run),
         WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name),
@@ -97,7 +97,7 @@ fn cuda_error(call: &str, code: u32, name: &str) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{BurnRun, Reading, WorkerEnd};
+    use crate::facts::{BurnPlan, BurnRun, Facts, Reading, WorkerEnd};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{burned_node, burned_node_with, healthy_node, judge_check};
 
@@ -166,6 +166,51 @@ mod tests {
             .insert(uuid.clone(), Reading::NotRead("no process".to_owned()));
         assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Error);
         facts.load.burn.remove(&uuid);
-        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Skip);
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_skipped_and_what_was_stopped_errs() {
+        let first = |facts: &Facts| judge_check(&CHECK, facts, "{}").swap_remove(0);
+        let mut facts = burned_node();
+        let uuid = facts.gpus[0].uuid.value().cloned().unwrap_or_default();
+        facts.load.burn.remove(&uuid);
+        let others = facts.load.burn.keys().cloned().collect();
+        facts.load.burn_plan = Some(BurnPlan::On {
+            duration_s: 10.0,
+            precisions: Vec::new(),
+            gpus: others,
+        });
+        assert_eq!(first(&facts).verdict, Verdict::Skip);
+        facts.load.burn_plan = Some(BurnPlan::Off("--no-burn was given".to_owned()));
+        let finding = first(&facts);
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert_eq!(finding.summary, "no burn: --no-burn was given");
+        let mut stopped = healthy_node();
+        stopped.interrupted = Some("signal 15 (SIGTERM)".to_owned());
+        assert_eq!(first(&stopped).verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn a_gpu_that_runs_no_kernel_is_reported_once() {
+        let mut facts = burned_node();
+        let uuid = facts.gpus[0].uuid.value().cloned().unwrap_or_default();
+        let not_run = || Reading::NotRead("the check kernel did not end well".to_owned());
+        facts.load.burn.insert(uuid.clone(), not_run());
+        facts.load.cuda_kernel.insert(uuid, Reading::default());
+        let judged = |facts: &Facts, profile| judge_check(&CHECK, facts, profile).swap_remove(0);
+        let finding = judged(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.ends_with(", which cuda_kernel reports"));
+        let softened = "checks: {cuda_kernel: {severity: warn, reason: known}}";
+        assert_eq!(judged(&facts, softened).verdict, Verdict::Error);
+        facts.cuda.init = Reading::default();
+        let finding = judged(&facts, "{}");
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(
+            finding
+                .summary
+                .ends_with(", which cuda_driver_library reports")
+        );
     }
 }

@@ -34,8 +34,8 @@ pub(crate) const CHECK: Check = Check {
 
 const REMEDY: &str = "drain the node, reset the GPU and burn again; if errors return, run NVIDIA's field diagnostic and return the GPU";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
-    let (_, log) = burned::sensors_of(gpu, facts)?;
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let (_, log) = burned::sensors_of(gpu, facts, profile)?;
     let (before, after) = (&log.before, &log.after);
     worst_of([
         Ok(xids(log)),

@@ -35,8 +35,8 @@ const SHARE_MINIMUM_PERCENT: u64 = 75;
 /// Power is averaged over a second and rises with the temperature.
 const MEASURED_MINIMUM_S: f64 = 5.0;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
-    let (run, log) = burned::sensors_of(gpu, facts)?;
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let (run, log) = burned::sensors_of(gpu, facts, profile)?;
     if gpu.mig.value().is_some_and(|mig| mig.current) {
         return Ok(Outcome::skip("a MIG device is a part of its GPU"));
     }

@@ -7,7 +7,7 @@
 //! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown temperature on, `warn` from
 //! the greatest operating temperature on; of the memory by its own limits likewise. `error` where no temperature was read.
 //! Where nobody names a limit the temperature is told and skipped; `burn_throttling` still sees thermal slowdown. Skipped
-//! where no burn was asked for.
+//! where no burn was asked for, and where a burn of less than a second has no sample.
 //!
 //! ## What to do
 //! Check fans, air flow, heat sinks and liquid cooling, and the neighbours. On a cloud machine, replace the instance.
@@ -34,7 +34,7 @@ pub(crate) const CHECK: Check = Check {
 const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let (run, log) = burned::sensors_of(gpu, facts)?;
+    let (run, log) = burned::sensors_of(gpu, facts, profile)?;
     let samples = burned::samples_under_load(run, log)?;
     let limits = gpu.temperature.value();
     let policy = &profile.policy;

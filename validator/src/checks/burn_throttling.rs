@@ -6,8 +6,10 @@
 //!
 //! ## How it is judged
 //! NVML's clocks event reasons of every sample under load. `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown` or
-//! `hw_slowdown` in any sample. `warn`: `sw_thermal_slowdown` in any sample. The power cap is normal. `error` where no sample
-//! has reasons. Skipped where no burn was asked for.
+//! `hw_slowdown` in any sample. `warn`: `sw_thermal_slowdown` in any sample. The driver's violation times before and after, where
+//! it keeps them: `fail` when hardware thermal slowdown or the power brake grew by more than 1 % of the burn's time, and
+//! a tenth of a second; `warn` when thermal limits did. The power cap is normal. `error` where no sample has reasons or the times
+//! were not read. Skipped where no burn was asked for, and where a burn of less than a second has no sample.
 //!
 //! ## What to do
 //! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and their cables. On a cloud
@@ -18,9 +20,9 @@
 //! the bits 0xE8.
 
 use crate::burned;
-use crate::check::{Check, Judge};
-use crate::facts::{ClocksEventReasons, Facts, GpuFacts};
-use crate::findings::{Judgement, Outcome};
+use crate::check::{Check, Judge, worst_of};
+use crate::facts::{BurnRun, ClocksEventReasons, Facts, GpuFacts, SensorLog};
+use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
 
@@ -36,9 +38,18 @@ const WRONG: u64 = ClocksEventReasons::HW_THERMAL_SLOWDOWN
     | ClocksEventReasons::HW_POWER_BRAKE_SLOWDOWN
     | ClocksEventReasons::HW_SLOWDOWN;
 const DOUBTFUL: u64 = ClocksEventReasons::SW_THERMAL_SLOWDOWN;
+/// Of the burn's time, by the driver's counters. This project's own choice: a hundredth is lost in the spread between GPUs.
+const SHARE_MAXIMUM: f64 = 0.01;
+/// The counters move in steps of this order, whatever the reason (this project's own choice).
+const SECONDS_MINIMUM: f64 = 0.1;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
-    let (run, log) = burned::sensors_of(gpu, facts)?;
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let (run, log) = burned::sensors_of(gpu, facts, profile)?;
+    worst_of([reasons(run, log), violation_times(run, log)])
+}
+
+/// What each sample says of that moment.
+fn reasons(run: &BurnRun, log: &SensorLog) -> Judgement {
     let samples = burned::samples_under_load(run, log)?;
     let reasons: Vec<u64> = samples.iter().filter_map(|it| it.reasons).collect();
     if reasons.is_empty() {
@@ -65,15 +76,69 @@ fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
             reasons.len()
         )));
     };
-    Ok(outcome
+    Ok(with_remedy(outcome))
+}
+
+/// What the driver counted between two samples, too.
+fn violation_times(run: &BurnRun, log: &SensorLog) -> Judgement {
+    let before = log
+        .before
+        .violations
+        .applicable("clock violation times before the burn")?;
+    let after = log
+        .after
+        .violations
+        .applicable("clock violation times after the burn")?;
+    let causes = [
+        (
+            "hardware thermal slowdown",
+            before.hw_thermal_ns,
+            after.hw_thermal_ns,
+            Verdict::Fail,
+        ),
+        (
+            "a power brake",
+            before.hw_power_brake_ns,
+            after.hw_power_brake_ns,
+            Verdict::Fail,
+        ),
+        (
+            "thermal limits",
+            before.thermal_ns,
+            after.thermal_ns,
+            Verdict::Warn,
+        ),
+    ];
+    worst_of(causes.map(|(cause, before, after, verdict)| {
+        let (Some(before), Some(after)) = (before, after) else {
+            return Err(Outcome::skip(format!(
+                "the driver keeps no time for {cause}"
+            )));
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no last digit")]
+        let seconds = after.saturating_sub(before) as f64 / 1e9;
+        let text =
+            format!("{cause} held the clocks down for {seconds:.1} s by the driver's counter");
+        if seconds <= SECONDS_MINIMUM || seconds <= SHARE_MAXIMUM * run.measured_s {
+            return Ok(Outcome::pass(text));
+        }
+        Ok(with_remedy(match verdict {
+            Verdict::Fail => Outcome::fail(text),
+            _ => Outcome::warn(text),
+        }))
+    }))
+}
+
+fn with_remedy(outcome: Outcome) -> Outcome {
+    outcome
         .expected("no slowdown by heat, power brake or hardware protection")
-        .remedy("check cooling, fans, neighbours and power supplies; on a cloud machine, replace the instance"))
+        .remedy("check cooling, fans, neighbours and power supplies; on a cloud machine, replace the instance")
 }
 
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::SensorLog;
+    use crate::facts::{Reading, SensorLog, ViolationTimes};
     use crate::findings::Verdict;
     use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
 
@@ -101,6 +166,46 @@ mod tests {
             let judged = judge(|log| log.samples[20].reasons = Some(reasons));
             assert_eq!(judged, verdict, "{reasons:#x}");
         }
+    }
+
+    #[test]
+    fn time_between_samples_is_judged_by_the_drivers_counters() {
+        type Change = fn(&mut ViolationTimes, u64);
+        let causes: [(Change, Verdict); 4] = [
+            (|it, ns| it.hw_thermal_ns = Some(ns), Verdict::Fail),
+            (|it, ns| it.hw_power_brake_ns = Some(ns), Verdict::Fail),
+            (|it, ns| it.thermal_ns = Some(ns), Verdict::Warn),
+            (|it, ns| it.power_ns = Some(ns), Verdict::Pass),
+        ];
+        for (set, verdict) in causes {
+            // A burn of 10 s, in which a hundredth are 0.1 s.
+            for (grown_ns, verdict) in [(100_000_000, Verdict::Pass), (100_000_001, verdict)] {
+                let judged = judge(|log| {
+                    let mut times = ViolationTimes::default();
+                    set(&mut times, 5);
+                    log.before.violations = Reading::Value(times);
+                    set(&mut times, 5 + grown_ns);
+                    log.after.violations = Reading::Value(times);
+                });
+                assert_eq!(judged, verdict);
+            }
+        }
+        let unread = judge(|log| log.after.violations = Reading::default());
+        assert_eq!(unread, Verdict::Error);
+    }
+
+    #[test]
+    fn a_burn_that_is_too_short_for_a_sample_is_skipped() {
+        let mut facts = burned_node_with_sensors(|log| log.samples.clear());
+        let uuid = facts.gpus[2].uuid.value().cloned().unwrap_or_default();
+        let mut judge_after = |measured_s| {
+            if let Some(Reading::Value(run)) = facts.load.burn.get_mut(&uuid) {
+                run.measured_s = measured_s;
+            }
+            judge_check(&CHECK, &facts, "{}")[2].verdict
+        };
+        assert_eq!(judge_after(0.2), Verdict::Skip);
+        assert_eq!(judge_after(1.0), Verdict::Error);
     }
 
     #[test]

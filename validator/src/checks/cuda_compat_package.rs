@@ -95,7 +95,7 @@ fn judge_selected(
         ));
         return;
     }
-    let cuda_works = super::cuda_kernel::cuda_initialised(facts);
+    let cuda_works = machine::cuda_initialised(facts);
     let models = expect::models_of(facts);
     if let Some(model) = models.iter().find(|it| !it.data_center)
         && !cuda_works

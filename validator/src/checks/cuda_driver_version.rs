@@ -55,7 +55,7 @@ fn offered_version(facts: &Facts, profile: &Profile) -> Result<CudaVersion, Outc
     let version = &facts.cuda.driver_version;
     if version.value().is_none() {
         machine::loaded_driver(facts, profile)?;
-        if !super::cuda_kernel::cuda_initialised(facts) {
+        if !machine::cuda_initialised(facts) {
             return Err(machine::reported_by(
                 "cuda_driver_library",
                 "the CUDA driver library gives no version",

@@ -43,11 +43,6 @@ const ROOM_MINIMUM_BYTES: u64 = 64 << 20;
 /// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in `idle_memory`.
 const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;
 
-/// `cuInit` succeeded in the probe.
-pub(super) fn cuda_initialised(facts: &Facts) -> bool {
-    facts.cuda.init.value().is_some_and(|init| init.code == 0)
-}
-
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let uuid = gpu.uuid.required("UUID of the GPU")?;
     let run = match facts.load.cuda_kernel.get(uuid) {
@@ -58,7 +53,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             ));
         }
         missing => {
-            if !cuda_initialised(facts) {
+            if !machine::cuda_initialised(facts) {
                 machine::loaded_driver(facts, profile)?;
                 return Err(machine::reported_by(
                     "cuda_driver_library",

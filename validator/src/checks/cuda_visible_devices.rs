@@ -67,7 +67,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     {
         return Ok(Outcome::fail(format!("{VARIABLE} is `{value}`: {trouble}")).remedy(REMEDY));
     }
-    if !super::cuda_kernel::cuda_initialised(facts) {
+    if !machine::cuda_initialised(facts) {
         return Err(machine::reported_by(
             "cuda_driver_library",
             "what CUDA offers is not known",

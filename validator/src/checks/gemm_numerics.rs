@@ -42,15 +42,15 @@ pub(crate) const CHECK: Check = Check {
 
 const REMEDY: &str = "take the node out of service and have the GPU inspected; keep this report";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
-    let run = burned::run_of(gpu, facts)?;
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let run = burned::run_of(gpu, facts, profile)?;
     if run.precisions.is_empty() {
         return Ok(Outcome::error("no product was verified"));
     }
     worst_of(
         run.precisions
             .iter()
-            .map(|products| judge_products(products, run, gpu, facts)),
+            .map(|products| judge_products(products, run, gpu, facts, profile)),
     )
 }
 
@@ -59,6 +59,7 @@ fn judge_products(
     run: &BurnRun,
     gpu: &GpuFacts,
     facts: &Facts,
+    profile: &Profile,
 ) -> Judgement {
     let precision = products.precision;
     let wrong = products.mismatches + products.nonfinite;
@@ -83,7 +84,7 @@ fn judge_products(
             products.products_verified, products.products
         )));
     }
-    agree_with_others(products, run, gpu, facts)?;
+    agree_with_others(products, run, gpu, facts, profile)?;
     Ok(Outcome::pass(format!(
         "{precision}: every element of {} products of {} x {} x {} is right",
         products.products_verified, products.m, products.n, products.k
@@ -159,10 +160,11 @@ fn agree_with_others(
     run: &BurnRun,
     gpu: &GpuFacts,
     facts: &Facts,
+    profile: &Profile,
 ) -> Result<(), Outcome> {
     let mut by_checksum: BTreeMap<&str, usize> = BTreeMap::new();
     for other in facts.gpus.iter().filter(|it| it.name == gpu.name) {
-        let Ok(its_run) = burned::run_of(other, facts) else {
+        let Ok(its_run) = burned::run_of(other, facts, profile) else {
             continue;
         };
         let same = its_run.precisions.iter().find(|it| {

@@ -1,11 +1,11 @@
 //! `gpu-validator burn`: work every GPU at its power limit and verify every product.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::burn_options::{BurnDuration, BurnMemory};
 use super::report_files::ReportFiles;
 use super::report_options::ReportOptions;
 use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
@@ -13,7 +13,7 @@ use super::terminal::to_stderr;
 use crate::facts::{Facts, Precision};
 use crate::findings::{ExitStatus, Run};
 use crate::level::Level;
-use crate::load::burn::{BurnOptions, BurnProgress, BurnState, MemoryShare};
+use crate::probe::{BurnOptions, BurnProgress, BurnState};
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -25,7 +25,7 @@ use crate::load::burn::{BurnOptions, BurnProgress, BurnState, MemoryShare};
 pub(crate) struct Arguments {
     /// How long to multiply, all precisions together: 90s, 5m, 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
-    duration: Seconds,
+    duration: BurnDuration,
     /// What to multiply, one after another; by default what heats a GPU most
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     precision: Vec<Precision>,
@@ -33,8 +33,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     gpu: Vec<String>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB
-    #[arg(long, value_name = "SIZE", default_value = "95%")]
-    memory: Memory,
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "95%",
+        env = "GPU_VALIDATOR_BURN_MEMORY"
+    )]
+    memory: BurnMemory,
     /// Seed of the operands; the same seed gives the same bits on GPUs of one model
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -102,23 +107,8 @@ pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 /// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
 fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
-        let hides_some = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-        let visible = facts.cuda.devices.value().filter(|_| hides_some);
-        let Some(visible) = visible else {
-            return Ok(Vec::new());
-        };
-        // Burning what is hidden on purpose would disturb its owner.
-        if visible.is_empty() {
-            bail!("CUDA_VISIBLE_DEVICES leaves no GPU to burn");
-        }
-        let of_gpus = facts.gpus.iter().filter(|gpu| {
-            let mig = gpu.mig_devices.value().into_iter().flatten();
-            let mut uuids = mig.map(|it| &it.uuid).chain(gpu.uuid.value());
-            uuids.any(|uuid| visible.iter().any(|it| it.uuid == *uuid))
-        });
-        return Ok(of_gpus
-            .filter_map(|gpu| gpu.uuid.value().cloned())
-            .collect());
+        let visible = crate::load::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
+        return Ok(visible.unwrap_or_default());
     }
     named.iter().map(|name| uuid_of(name, facts)).collect()
 }
@@ -146,63 +136,6 @@ fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
         .filter_map(|gpu| gpu.uuid.value().cloned())
         .collect();
     bail!("no GPU {name}; there are: {}", known.join(", "))
-}
-
-/// A time as `90s`, `5m`, `1h`; a number alone is seconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Seconds(Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (number, factor) = match text.char_indices().last() {
-            Some((at, 's')) => (&text[..at], 1.0),
-            Some((at, 'm')) => (&text[..at], 60.0),
-            Some((at, 'h')) => (&text[..at], 3600.0),
-            _ => (text, 1.0),
-        };
-        let seconds: f64 = number
-            .parse()
-            .map_err(|_| "a time is a number and s, m or h: 90s".to_owned())?;
-        let seconds = seconds * factor;
-        // A week is a typing error.
-        if !(0.1..=604_800.0).contains(&seconds) {
-            return Err("a burn takes 0.1 s at least and a week at most".to_owned());
-        }
-        Ok(Self(Duration::from_secs_f64(seconds)))
-    }
-}
-
-/// A share of the free memory, or bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Memory(MemoryShare);
-
-impl FromStr for Memory {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        if let Some(percent) = text.strip_suffix('%') {
-            return match percent.trim().parse::<f64>() {
-                Ok(percent) if percent > 0.0 && percent <= 100.0 => {
-                    Ok(Self(MemoryShare::Percent(percent)))
-                }
-                _ => Err("a share is more than 0% and at most 100%".to_owned()),
-            };
-        }
-        for (unit, bytes) in UNITS {
-            if let Some(number) = text.strip_suffix(unit) {
-                let count: Option<u64> = number.trim().parse().ok();
-                return count
-                    .filter(|it| *it > 0)
-                    .and_then(|it| it.checked_mul(bytes))
-                    .map(|it| Self(MemoryShare::Bytes(it)))
-                    .ok_or_else(|| format!("a size is a whole number and a unit: 2{unit}"));
-            }
-        }
-        Err("memory is a share or a size: 80%, 2GiB".to_owned())
-    }
 }
 
 /// Plain lines on standard error, every five seconds.
@@ -302,36 +235,6 @@ fn summary(facts: &Facts) -> String {
 mod tests {
     use super::*;
     use crate::test_machine::healthy_node;
-
-    #[test]
-    fn times_are_read_with_their_unit() {
-        let seconds = |text: &str| text.parse().map(|it: Seconds| it.0.as_secs_f64());
-        assert_eq!(seconds("10s"), Ok(10.0));
-        assert_eq!(seconds("1.5m"), Ok(90.0));
-        assert_eq!(seconds("2"), Ok(2.0));
-        for nonsense in ["", "s", "10d", "-1s", "0s", "NaN", "1e9h", "π"] {
-            assert!(seconds(nonsense).is_err(), "{nonsense}");
-        }
-    }
-
-    #[test]
-    fn memory_is_a_share_or_a_size() {
-        let memory = |text: &str| text.parse().map(|it: Memory| it.0);
-        assert_eq!(memory("80%"), Ok(MemoryShare::Percent(80.0)));
-        assert_eq!(memory("2GiB"), Ok(MemoryShare::Bytes(2 << 30)));
-        for nonsense in [
-            "",
-            "0%",
-            "101%",
-            "NaN%",
-            "2GB",
-            "0GiB",
-            "99999999999GiB",
-            "5",
-        ] {
-            assert!(memory(nonsense).is_err(), "{nonsense}");
-        }
-    }
 
     #[test]
     fn gpus_are_named_by_uuid_or_address() {

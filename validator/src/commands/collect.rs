@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::burn_options::BurnOfRun;
 use super::report_files::{facts_json, write_whole};
 use super::run::{probe_options, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
@@ -20,6 +21,8 @@ pub(crate) struct Arguments {
     /// How much to look at
     #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
+    #[command(flatten)]
+    burn: BurnOfRun,
     /// The profile names services that are looked at beside NVIDIA's own
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     profile: Option<PathBuf>,
@@ -37,7 +40,8 @@ pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         None => crate::profile::Profile::default(),
     };
     let interrupt = stop_on_signals()?;
-    let options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    options.burn = arguments.burn.plan(arguments.level, &profile)?;
     let mut facts = watch(options, &interrupt, &mut |_, _| {});
     if arguments.anonymize {
         facts = facts.anonymized()?;

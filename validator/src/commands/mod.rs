@@ -3,6 +3,7 @@
 // Comments on arguments are the help text, where backticks are noise.
 #[allow(clippy::doc_markdown)]
 pub(crate) mod burn;
+mod burn_options;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::progress::Progress;
+use super::burn_options::BurnOfRun;
+use super::progress::ProgressLine;
 use super::report_files::ReportFiles;
 use super::report_options::ReportOptions;
 use crate::facts::{FACTS_FORMAT, Facts};
 use crate::findings::{ExitStatus, Run};
 use crate::level::{Level, Stage};
-use crate::probe::{self, Interrupt, ProbeOptions};
+use crate::probe::{self, BurnProgress, Interrupt, ProbeOptions, Progress};
 use crate::profile::Profile;
 
 /// Look at this machine, judge it, report
@@ -27,6 +28,8 @@ pub(crate) struct Arguments {
     /// How much to look at
     #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
+    #[command(flatten)]
+    burn: BurnOfRun,
     #[command(flatten)]
     report: ReportOptions,
     /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard output
@@ -45,6 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     options.deadlines = options.deadlines.scaled(arguments.deadline_scale);
+    options.burn = arguments.burn.plan(arguments.level, &profile)?;
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
     let judged = |facts| Run::judged(facts, &profile, &profile_name, arguments.level);
 
@@ -67,15 +71,25 @@ pub(crate) fn watch(
     interrupt: &Interrupt,
     after_stage: &mut dyn FnMut(Stage, &Facts),
 ) -> Facts {
-    let progress = Progress::start();
+    let progress = ProgressLine::start();
     let nothing = nothing_seen(&options);
+    let deadline = options.deadlines.run.map(|it| Instant::now() + it);
     let seen = probe_in_thread(options, interrupt.clone());
-    follow(&seen, nothing, interrupt, &mut |stage, facts| {
-        if let Some(next) = stage_after(stage) {
-            progress.begin(next);
-            after_stage(stage, facts);
-        }
-    })
+    follow(
+        &seen,
+        nothing,
+        interrupt,
+        deadline,
+        &mut |told| match told {
+            Progress::Stage(stage, facts) => {
+                if let Some(next) = stage_after(stage) {
+                    progress.begin(next);
+                    after_stage(stage, facts);
+                }
+            }
+            Progress::Burn(gpus) => progress.burn(gpus),
+        },
+    )
 }
 
 /// Waits for the probes, which stop by themselves when a signal asks them to. Where one of them is stuck, the facts up
@@ -84,7 +98,8 @@ fn follow(
     seen: &Receiver<Seen>,
     nothing: Facts,
     interrupt: &Interrupt,
-    after_stage: &mut dyn FnMut(Stage, &Facts),
+    deadline: Option<Instant>,
+    on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Facts {
     const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(20);
     /// Probes look for the wish to stop in every wait; killing and reaping their children takes far less.
@@ -97,9 +112,10 @@ fn follow(
         match seen.recv_timeout(LOOK_FOR_SIGNALS) {
             Ok(Seen::Stage(stage, facts)) => {
                 running = stage_after(stage).unwrap_or(stage);
-                after_stage(stage, &facts);
+                on_progress(Progress::Stage(stage, &facts));
                 last = *facts;
             }
+            Ok(Seen::Burn(gpus)) => on_progress(Progress::Burn(&gpus)),
             Ok(Seen::All(facts)) => return *facts,
             // The thread ended without facts: it panicked, and said so on standard error.
             Err(RecvTimeoutError::Disconnected) => {
@@ -107,6 +123,9 @@ fn follow(
                 return last;
             }
             Err(RecvTimeoutError::Timeout) => {}
+        }
+        if deadline.is_some_and(|it| Instant::now() >= it) {
+            interrupt.request_by_deadline();
         }
         if let Some(reason) = interrupt.reason() {
             let asked_at = *asked_at.get_or_insert_with(Instant::now);
@@ -121,6 +140,7 @@ fn follow(
 /// What the probes' thread tells.
 enum Seen {
     Stage(Stage, Box<Facts>),
+    Burn(Vec<BurnProgress>),
     All(Box<Facts>),
 }
 
@@ -128,8 +148,11 @@ fn probe_in_thread(options: ProbeOptions, interrupt: Interrupt) -> Receiver<Seen
     let (tell, seen) = channel();
     std::thread::spawn(move || {
         // Nobody listens any more once the run was given up.
-        let facts = probe::collect(&options, &interrupt, &mut |stage, facts| {
-            let _ = tell.send(Seen::Stage(stage, Box::new(facts.clone())));
+        let facts = probe::collect(&options, &interrupt, &mut |told| {
+            let _ = tell.send(match told {
+                Progress::Stage(stage, facts) => Seen::Stage(stage, Box::new(facts.clone())),
+                Progress::Burn(gpus) => Seen::Burn(gpus.to_vec()),
+            });
         });
         let _ = tell.send(Seen::All(Box::new(facts)));
     });
@@ -156,14 +179,14 @@ pub(crate) fn probe_options(
         services: profile.services.keys().cloned().collect(),
         ..ProbeOptions::default()
     };
-    let deadline = profile
-        .levels
-        .get(&level)
-        .and_then(|it| it.kernel_deadline_s)
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    if let Some(deadline) = deadline {
+    let Some(settings) = profile.levels.get(&level) else {
+        return options;
+    };
+    let duration = |seconds: Option<f64>| Duration::try_from_secs_f64(seconds?).ok();
+    if let Some(deadline) = duration(settings.kernel_deadline_s) {
         options.deadlines.cuda_kernel = deadline;
     }
+    options.deadlines.run = duration(settings.deadline_s);
     options
 }
 
@@ -219,16 +242,36 @@ pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, channel};
 
     use super::{Seen, follow, nothing_seen, refuse_simulated};
     use crate::facts::Facts;
     use crate::level::Stage;
-    use crate::probe::{Interrupt, ProbeOptions};
+    use crate::probe::{Interrupt, ProbeOptions, Progress};
     use crate::test_machine::healthy_node;
 
     fn nothing() -> Facts {
         nothing_seen(&ProbeOptions::default())
+    }
+
+    fn follow_to_end(
+        seen: &Receiver<Seen>,
+        interrupt: &Interrupt,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Facts {
+        follow(seen, nothing(), interrupt, None, on_progress)
+    }
+
+    #[test]
+    fn a_run_that_takes_too_long_is_stopped_and_says_so() {
+        let (_tell, seen) = channel();
+        let interrupt = Interrupt::default();
+        let deadline = Some(std::time::Instant::now());
+        let facts = follow(&seen, nothing(), &interrupt, deadline, &mut |_| {});
+        assert_eq!(
+            facts.interrupted.as_deref(),
+            Some("the profile's deadline for the whole run passed, while stage host was stuck")
+        );
     }
 
     #[test]
@@ -241,8 +284,10 @@ mod tests {
         tell.send(Seen::All(Box::new(healthy_node())))
             .expect("received");
         let mut stages = Vec::new();
-        let facts = follow(&seen, nothing(), &Interrupt::default(), &mut |stage, _| {
-            stages.push(stage);
+        let facts = follow_to_end(&seen, &Interrupt::default(), &mut |told| {
+            if let Progress::Stage(stage, _) = told {
+                stages.push(stage);
+            }
         });
         assert_eq!(stages, [Stage::Host, Stage::Gpu, Stage::Load]);
         assert_eq!(facts, healthy_node());
@@ -255,7 +300,7 @@ mod tests {
             .expect("received");
         let interrupt = Interrupt::default();
         interrupt.request(15);
-        let facts = follow(&seen, nothing(), &interrupt, &mut |_, _| {});
+        let facts = follow_to_end(&seen, &interrupt, &mut |_| {});
         assert_eq!(
             facts.interrupted.as_deref(),
             Some("signal 15 (SIGTERM), while stage gpu was stuck")
@@ -273,7 +318,7 @@ mod tests {
         tell.send(Seen::Stage(Stage::Gpu, Box::new(healthy_node())))
             .expect("received");
         drop(tell);
-        let facts = follow(&seen, nothing(), &Interrupt::default(), &mut |_, _| {});
+        let facts = follow_to_end(&seen, &Interrupt::default(), &mut |_| {});
         assert_eq!(
             facts.interrupted.as_deref(),
             Some("the probes of stage load panicked")

@@ -13,10 +13,28 @@ use super::Reading;
 pub struct LoadFacts {
     /// The small verified kernel, by GPU UUID.
     pub cuda_kernel: BTreeMap<String, Reading<KernelRun>>,
+    /// What was asked of the burn; `None` where the run did not come that far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burn_plan: Option<BurnPlan>,
     /// The burn, by GPU UUID; empty where none was asked for.
     pub burn: BTreeMap<String, Reading<BurnRun>>,
     /// What NVML's sensors showed while the burn ran, by GPU UUID.
     pub sensors: BTreeMap<String, SensorLog>,
+}
+
+/// What was asked of a burn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum BurnPlan {
+    /// None was asked for, and why.
+    Off(String),
+    On {
+        duration_s: f64,
+        /// Empty: the one of each GPU that heats it most.
+        precisions: Vec<Precision>,
+        /// UUIDs; empty: every GPU.
+        gpus: Vec<String>,
+    },
 }
 
 /// How a worker process ended.
@@ -62,6 +80,21 @@ pub struct ValueMismatch {
     /// Bits as hex: `0x3f800000`.
     pub expected: String,
     pub observed: String,
+}
+
+/// JSON has no NaN and no infinity, and a number that is none must not be lost: it is written as `null`, read as NaN, and
+/// never passes.
+mod number_or_nan {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+    pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        number.is_finite().then_some(*number).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
 }
 
 /// A burn of one GPU: what it was asked to do, what it did, and whether the numbers were right.
@@ -153,8 +186,12 @@ pub struct PrecisionRun {
     pub products: u64,
     pub products_verified: u64,
     /// Time of the products on the GPU, in seconds, by its own events.
+    #[serde(with = "number_or_nan")]
+    #[schemars(with = "Option<f64>")]
     pub gpu_time_s: f64,
     /// 2 x m x n x k x products over `gpu_time_s`, in 1e12 operations a second.
+    #[serde(with = "number_or_nan")]
+    #[schemars(with = "Option<f64>")]
     pub tflops: f64,
     /// The same over successive intervals of about half a second, warm-up included.
     pub tflops_intervals: Vec<f32>,
@@ -178,9 +215,13 @@ pub struct ReferenceProof {
     /// Freivalds' check in FP64 with random vectors: the largest residual as a multiple of the rounding bound (at most 1
     /// is right), and how many vectors.
     pub freivalds_vectors: u32,
+    #[serde(with = "number_or_nan")]
+    #[schemars(with = "Option<f64>")]
     pub freivalds_worst: f64,
     /// Sampled rows computed on the host: elements compared, and the largest error as a multiple of the bound.
     pub sampled_elements: u64,
+    #[serde(with = "number_or_nan")]
+    #[schemars(with = "Option<f64>")]
     pub sampled_worst: f64,
     /// The other engine's product of the same operands: elements that lie outside the bound; `None` without one.
     pub second_engine_mismatches: Option<u64>,
@@ -255,4 +296,24 @@ pub struct LoadCounters {
     pub row_remapping: Reading<super::RowRemapping>,
     pub retired_pages: Reading<super::RetiredPages>,
     pub violations: Reading<super::ViolationTimes>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReferenceProof;
+
+    #[test]
+    fn what_is_no_number_comes_back_as_none() {
+        for residual in [f64::NAN, f64::INFINITY] {
+            let proof = ReferenceProof {
+                freivalds_worst: residual,
+                sampled_worst: 0.5,
+                ..ReferenceProof::default()
+            };
+            let text = serde_json::to_string(&proof).expect("JSON");
+            let read: ReferenceProof = serde_json::from_str(&text).expect("read back");
+            assert!(read.freivalds_worst.is_nan());
+            assert!((read.sampled_worst - 0.5).abs() < f64::EPSILON);
+        }
+    }
 }

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::burn_worker::{BurnTask, empty_run};
 use super::cuda_kernel::{busy_if_others_use_it, cuda_does_not_work, device_to_use};
 use crate::facts::{
-    BurnRun, Facts, GpuFacts, Precision, Reading, SensorLog, SensorSample, WorkerEnd,
+    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorLog, SensorSample,
+    WorkerEnd,
 };
 use crate::kernel_log::{KernelEvent, events};
 use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
@@ -22,31 +23,51 @@ use crate::worker::conversation::Message;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
 /// What is asked of a burn.
-#[derive(Clone, Debug)]
-pub(crate) struct BurnOptions {
-    pub(crate) duration: Duration,
+#[derive(Clone, Debug, PartialEq)]
+pub struct BurnOptions {
+    /// All precisions together.
+    pub duration: Duration,
     /// Empty: the one of each GPU that heats it most.
-    pub(crate) precisions: Vec<Precision>,
+    pub precisions: Vec<Precision>,
     /// UUIDs; empty: every GPU.
-    pub(crate) gpus: Vec<String>,
-    pub(crate) memory: MemoryShare,
+    pub gpus: Vec<String>,
+    pub memory: MemoryShare,
     /// Burns a GPU although others use it.
-    pub(crate) share: bool,
+    pub share: bool,
     /// How many bits to flip on purpose in each GPU's results.
-    pub(crate) inject: u32,
-    pub(crate) seed: Option<u64>,
+    pub inject: u32,
+    /// `None`: another one each time.
+    pub seed: Option<u64>,
+}
+
+impl BurnOptions {
+    /// Every GPU for as long, at what heats it most, over nearly all of its free memory.
+    pub fn lasting(duration: Duration) -> Self {
+        Self {
+            duration,
+            precisions: Vec::new(),
+            gpus: Vec::new(),
+            memory: MemoryShare::DEFAULT,
+            share: false,
+            inject: 0,
+            seed: None,
+        }
+    }
 }
 
 /// How much of a GPU's memory is written and read back every sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum MemoryShare {
+pub enum MemoryShare {
     /// Of the memory that is free when the burn begins.
     Percent(f64),
     Bytes(u64),
 }
 
 impl MemoryShare {
+    /// What is left is for the driver and for the context of the process.
+    pub const DEFAULT: Self = Self::Percent(95.0);
+
     /// Bytes to take of `free` ones.
     pub(crate) fn of(self, free: u64) -> u64 {
         #[expect(
@@ -64,22 +85,22 @@ impl MemoryShare {
 
 /// How far the burn of one GPU is.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BurnProgress {
-    pub(crate) uuid: String,
-    pub(crate) state: BurnState,
-    pub(crate) precision: Option<Precision>,
-    pub(crate) tflops_now: f64,
-    pub(crate) tflops_mean: f64,
-    pub(crate) products_verified: u64,
-    pub(crate) mismatches: u64,
-    pub(crate) elapsed_s: f64,
-    pub(crate) remaining_s: f64,
-    pub(crate) memory_bytes: u64,
-    pub(crate) sensors: Option<SensorSample>,
+pub struct BurnProgress {
+    pub uuid: String,
+    pub state: BurnState,
+    pub precision: Option<Precision>,
+    pub tflops_now: f64,
+    pub tflops_mean: f64,
+    pub products_verified: u64,
+    pub mismatches: u64,
+    pub elapsed_s: f64,
+    pub remaining_s: f64,
+    pub memory_bytes: u64,
+    pub sensors: Option<SensorSample>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BurnState {
+pub enum BurnState {
     Starting,
     Running,
     Ended,
@@ -106,6 +127,11 @@ pub(crate) fn burn(
     on_progress: &mut dyn FnMut(&[BurnProgress]),
 ) {
     let began = Instant::now();
+    facts.load.burn_plan = Some(BurnPlan::On {
+        duration_s: options.duration.as_secs_f64(),
+        precisions: options.precisions.clone(),
+        gpus: options.gpus.clone(),
+    });
     let asked: Vec<(String, GpuFacts)> = facts
         .gpus
         .iter()
@@ -118,7 +144,10 @@ pub(crate) fn burn(
     let done = AtomicBool::new(false);
     let refusals: Vec<Option<Reading<BurnRun>>> = asked
         .iter()
-        .map(|(_, gpu)| refusal(gpu, options, no_cuda.as_deref()))
+        .map(|(uuid, gpu)| {
+            let kernel = facts.load.cuda_kernel.get(uuid);
+            refusal(gpu, options, no_cuda.as_deref(), kernel)
+        })
         .collect();
     let uuids: Vec<String> = asked
         .iter()
@@ -170,6 +199,7 @@ fn refusal(
     gpu: &GpuFacts,
     options: &BurnOptions,
     no_cuda: Option<&str>,
+    kernel: Option<&Reading<KernelRun>>,
 ) -> Option<Reading<BurnRun>> {
     if let Some(lost) = &gpu.lost {
         return Some(Reading::NotRead(format!("the GPU is lost: {lost}")));
@@ -177,12 +207,41 @@ fn refusal(
     if let Some(reason) = no_cuda {
         return Some(Reading::NotRead(reason.to_owned()));
     }
+    // A GPU that hung or failed with one small kernel would only do so again, for as long.
+    let has_worked = |run: &KernelRun| matches!(run.end, WorkerEnd::Finished | WorkerEnd::Busy(_));
+    if kernel.is_some_and(|it| !it.value().is_some_and(has_worked)) {
+        return Some(Reading::NotRead(
+            "the check kernel did not end well on this GPU".to_owned(),
+        ));
+    }
     let processes = gpu.processes.value().map_or(0, Vec::len);
     if processes > 0 && !options.share {
         let reason = format!("{processes} other process(es) use it (--share burns anyway)");
         return Some(Reading::Value(empty_run(WorkerEnd::Busy(reason))));
     }
     None
+}
+
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: burning what is hidden on purpose would disturb
+/// its owner. `Ok(None)` where nothing is hidden.
+pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String> {
+    let hides_some = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    let Some(visible) = facts.cuda.devices.value().filter(|_| hides_some) else {
+        return Ok(None);
+    };
+    let of_gpus = facts.gpus.iter().filter(|gpu| {
+        let mig = gpu.mig_devices.value().into_iter().flatten();
+        let mut uuids = mig.map(|it| &it.uuid).chain(gpu.uuid.value());
+        uuids.any(|uuid| visible.iter().any(|it| it.uuid == *uuid))
+    });
+    let uuids: Vec<String> = of_gpus
+        .filter_map(|gpu| gpu.uuid.value().cloned())
+        .collect();
+    // No names mean every GPU to a burn.
+    if uuids.is_empty() {
+        return Err("CUDA_VISIBLE_DEVICES leaves no GPU to burn".to_owned());
+    }
+    Ok(Some(uuids))
 }
 
 fn random_seed() -> u64 {
@@ -565,9 +624,9 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
             .gpus
             .iter()
             .find(|gpu| gpu.pci_address.value().map(String::as_str) == timed.event.pci_address());
-        if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value()))
-            && let Some(log) = facts.load.sensors.get_mut(uuid)
-        {
+        if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value())) {
+            // An Xid counts although the sensors were not read.
+            let log = facts.load.sensors.entry(uuid.clone()).or_default();
             log.xids.push(xid.number);
         }
     }
@@ -657,16 +716,8 @@ mod tests {
             processes: Reading::Value(vec![crate::facts::GpuProcess::default()]),
             ..GpuFacts::default()
         };
-        let mut options = BurnOptions {
-            duration: Duration::from_secs(1),
-            precisions: Vec::new(),
-            gpus: Vec::new(),
-            memory: MemoryShare::Percent(95.0),
-            share: false,
-            inject: 0,
-            seed: None,
-        };
-        let busy = refusal(&gpu, &options, None);
+        let mut options = BurnOptions::lasting(Duration::from_secs(1));
+        let busy = refusal(&gpu, &options, None, None);
         assert!(matches!(
             busy,
             Some(Reading::Value(BurnRun {
@@ -675,12 +726,35 @@ mod tests {
             }))
         ));
         options.share = true;
-        assert_eq!(refusal(&gpu, &options, None), None);
+        assert_eq!(refusal(&gpu, &options, None, None), None);
         gpu.lost = Some("nvmlDeviceGetUUID answered NVML_ERROR_GPU_IS_LOST".to_owned());
         assert!(matches!(
-            refusal(&gpu, &options, None),
+            refusal(&gpu, &options, None, None),
             Some(Reading::NotRead(_))
         ));
+    }
+
+    #[test]
+    fn a_gpu_on_which_the_check_kernel_did_not_end_well_is_not_burned() {
+        let options = BurnOptions::lasting(Duration::from_secs(1));
+        let kernel = |end| {
+            Reading::Value(KernelRun {
+                end,
+                values_compared: 0,
+                mismatches: 0,
+                examples: Vec::new(),
+                wall_ms: 1.0,
+            })
+        };
+        let gpu = GpuFacts::default();
+        let refused = |kernel: &Reading<KernelRun>| refusal(&gpu, &options, None, Some(kernel));
+        assert_eq!(refused(&kernel(WorkerEnd::Finished)), None);
+        for kernel in [
+            kernel(WorkerEnd::Killed { signal: 9 }),
+            Reading::NotRead("no answer".to_owned()),
+        ] {
+            assert!(matches!(refused(&kernel), Some(Reading::NotRead(_))));
+        }
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Whether a signal asked the run to stop; every wait of the probes looks at it.
+/// Stands where the number of a signal would: the time of the run is over.
+const DEADLINE: usize = usize::MAX;
+
+/// Whether a signal or the run's deadline asked the run to stop; every wait of the probes looks at it.
 ///
 /// Its flag fits `signal_hook::flag::register_usize(SIGTERM, interrupt.flag(), SIGTERM)`.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +25,13 @@ impl Interrupt {
         self.signal.store(signal, Ordering::SeqCst);
     }
 
+    /// Asks to stop because the time of the run is over, unless a signal asked before.
+    pub fn request_by_deadline(&self) {
+        let _ = self
+            .signal
+            .compare_exchange(0, DEADLINE, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     /// The number of the signal that asked to stop.
     pub fn signal(&self) -> Option<usize> {
         match self.signal.load(Ordering::SeqCst) {
@@ -36,6 +46,7 @@ impl Interrupt {
             1 => "signal 1 (SIGHUP)".to_owned(),
             2 => "signal 2 (SIGINT)".to_owned(),
             15 => "signal 15 (SIGTERM)".to_owned(),
+            DEADLINE => "the profile's deadline for the whole run passed".to_owned(),
             other => format!("signal {other}"),
         })
     }

@@ -19,19 +19,29 @@ pub(crate) use nvml::{
 };
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{FACTS_FORMAT, Facts, KernelLog, Reading};
+use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, KernelLog, Reading};
 use crate::level::{Level, Stage};
+pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, MemoryShare};
 use nvml::NvmlOutcome;
+
+/// What is told while the machine is looked at.
+#[derive(Debug)]
+pub enum Progress<'p> {
+    /// A stage ended, with the facts so far.
+    Stage(Stage, &'p Facts),
+    /// How far the burn of each GPU is.
+    Burn(&'p [BurnProgress]),
+}
 
 /// Looks at the machine in three stages and returns what was seen.
 ///
-/// `on_stage` is called at the end of each stage with the facts so far, so that reports can be written although a later
-/// stage never returns. A request to stop ends the run early: children are killed, the facts so far are returned, and
+/// `on_progress` gets the facts so far at the end of each stage, so that reports can be written although a later stage
+/// never returns. A request to stop ends the run early: children are killed, the facts so far are returned, and
 /// they say so in [`Facts::interrupted`].
 pub fn collect(
     options: &ProbeOptions,
     interrupt: &Interrupt,
-    on_stage: &mut dyn FnMut(Stage, &Facts),
+    on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Facts {
     let started = Instant::now();
     let mut facts = Facts {
@@ -49,25 +59,47 @@ pub fn collect(
         facts.host = host;
         facts.timings_ms.insert("host".to_owned(), host_ms);
         facts.interrupted = interrupt.reason();
-        on_stage(Stage::Host, &facts);
+        on_progress(Progress::Stage(Stage::Host, &facts));
         add_nvml(&mut facts, nvml.join());
         add_cuda(&mut facts, cuda.join());
     });
     name_the_lost_gpu(&mut facts);
     facts.interrupted = interrupt.reason();
-    on_stage(Stage::Gpu, &facts);
+    on_progress(Progress::Stage(Stage::Gpu, &facts));
     if options.level >= Level::Standard && facts.interrupted.is_none() {
-        let (runs, load_ms) =
-            timed(|| crate::load::cuda_kernel::run_on_all_gpus(options, interrupt, &facts));
-        facts.load.cuda_kernel = runs;
+        let ((), load_ms) = timed(|| work(options, interrupt, &mut facts, on_progress));
         facts.timings_ms.insert("load".to_owned(), load_ms);
         facts.interrupted = interrupt.reason();
     }
     facts
         .timings_ms
         .insert("total".to_owned(), milliseconds_since(started));
-    on_stage(Stage::Load, &facts);
+    on_progress(Progress::Stage(Stage::Load, &facts));
     facts
+}
+
+/// The small verified kernel on every GPU, then the burn.
+fn work(
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    facts: &mut Facts,
+    on_progress: &mut dyn FnMut(Progress<'_>),
+) {
+    use crate::load;
+    facts.load.cuda_kernel = load::cuda_kernel::run_on_all_gpus(options, interrupt, facts);
+    if interrupt.reason().is_some() {
+        return;
+    }
+    let burn = options.burn.clone().and_then(|burn| {
+        let gpus = load::burn::visible_gpus(facts)?.unwrap_or(burn.gpus);
+        Ok(BurnOptions { gpus, ..burn })
+    });
+    match burn {
+        Ok(burn) => load::burn::burn(&burn, options, facts, interrupt, &mut |gpus| {
+            on_progress(Progress::Burn(gpus));
+        }),
+        Err(reason) => facts.load.burn_plan = Some(BurnPlan::Off(reason)),
+    }
 }
 
 /// The kernel log as it is now.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::level::Level;
+use crate::load::burn::BurnOptions;
 
 /// How a machine is looked at.
 #[derive(Clone, Debug)]
@@ -17,6 +18,8 @@ pub struct ProbeOptions {
     /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say EC2 is asked.
     pub ec2_metadata: bool,
     pub deadlines: Deadlines,
+    /// How to burn the GPUs at level standard and above, or why not at all.
+    pub burn: Result<BurnOptions, String>,
     /// The program that is started as `PROGRAM worker …`; `None` is this program.
     pub worker_program: Option<PathBuf>,
 }
@@ -29,6 +32,7 @@ impl Default for ProbeOptions {
             services: Vec::new(),
             ec2_metadata: true,
             deadlines: Deadlines::default(),
+            burn: Err("no burn was asked for".to_owned()),
             worker_program: None,
         }
     }
@@ -47,6 +51,8 @@ pub struct Deadlines {
     pub cuda: Duration,
     /// The check kernel on one GPU, start of its process included.
     pub cuda_kernel: Duration,
+    /// The whole run.
+    pub run: Option<Duration>,
 }
 
 impl Default for Deadlines {
@@ -57,6 +63,7 @@ impl Default for Deadlines {
             nvml: Duration::from_secs(90),
             cuda: Duration::from_secs(30),
             cuda_kernel: Duration::from_secs(30),
+            run: None,
         }
     }
 }
@@ -74,6 +81,8 @@ impl Deadlines {
             nvml: scaled(self.nvml),
             cuda: scaled(self.cuda),
             cuda_kernel: scaled(self.cuda_kernel),
+            // Not a driver's: it holds whatever the driver does.
+            run: self.run,
         }
     }
 }

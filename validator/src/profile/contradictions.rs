@@ -2,8 +2,9 @@
 
 use super::load::nearest_name_hint;
 use super::source::{Find, Source};
-use super::{CudaVersion, Profile, ProfileError, Requirement};
+use super::{BURN_SECONDS, BurnProfile, CudaVersion, Profile, ProfileError, Requirement};
 use crate::facts::KernelModuleFlavor;
+use crate::level::Level;
 use crate::reference::{self, ArchitectureSupport, GpuModel};
 
 /// A value that cannot hold, where it is written, and what would be right.
@@ -38,6 +39,7 @@ pub(super) fn refuse_contradictions(
         .or_else(|| mig(profile))
         .or_else(|| driver(profile))
         .or_else(|| toolkits(profile))
+        .or_else(|| burn_deadlines(profile))
         .or_else(|| model(profile));
     found.map_or(Ok(()), |found| Err(error(&found, sources)))
 }
@@ -137,7 +139,63 @@ fn numbers(profile: &Profile) -> Found {
             format!("{celsius} °C is no temperature that a running GPU can be held to"),
         )
     });
-    zero.or(width).or(hours).or(deadline).or(temperature)
+    zero.or(width)
+        .or(hours)
+        .or(deadline)
+        .or(temperature)
+        .or_else(|| burns(profile))
+}
+
+/// Values of a burn that no burn can have.
+fn burns(profile: &Profile) -> Found {
+    profile.levels.iter().find_map(|(level, settings)| {
+        let burn = &settings.burn;
+        let at_key = |key: &str, message: String| at(&format!("levels.{level}.{key}"), message);
+        if let Some(seconds) = settings
+            .deadline_s
+            .filter(|it| !(it.is_finite() && *it > 0.0))
+        {
+            return at_key("deadline_s", format!("{seconds} seconds are no time"));
+        }
+        if *level == Level::Quick && *burn != BurnProfile::default() {
+            return at_key("burn", "level quick works no GPU".to_owned());
+        }
+        if let Some(seconds) = burn.duration_s.filter(|it| !BURN_SECONDS.contains(it)) {
+            let message =
+                format!("a burn takes 0.1 s at least and a week at most, not {seconds} s");
+            return at_key("burn.duration_s", message);
+        }
+        let is_share = |it: &f64| *it > 0.0 && *it <= 100.0;
+        if let Some(percent) = burn.memory_percent.filter(|it| !is_share(it)) {
+            let message =
+                format!("a share of the memory is more than 0 and at most 100, not {percent}");
+            return at_key("burn.memory_percent", message);
+        }
+        let precisions = &burn.precisions;
+        let twice =
+            (1..precisions.len()).find(|it| precisions[..*it].contains(&precisions[*it]))?;
+        let message = format!("{} is there twice", precisions[twice]);
+        at_key(&format!("burn.precisions.{twice}"), message)
+    })
+}
+
+/// A burn that cannot end before the run is stopped.
+fn burn_deadlines(profile: &Profile) -> Found {
+    profile.levels.iter().find_map(|(level, settings)| {
+        let deadline_s = settings.deadline_s?;
+        let duration_s = settings.burn.duration(*level)?.as_secs_f64();
+        if duration_s < deadline_s {
+            return None;
+        }
+        let key = match settings.burn.duration_s {
+            Some(_) => "burn.duration_s",
+            None => "deadline_s",
+        };
+        at(
+            &format!("levels.{level}.{key}"),
+            format!("the burn takes {duration_s} s, the whole run may take {deadline_s} s"),
+        )
+    })
 }
 
 /// Names that can match nothing.

@@ -12,6 +12,7 @@ mod shipped_tests;
 mod source;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use init::init;
 pub use load::{ProfileError, load, parse};
 
-use crate::facts::{ComputeMode, KernelModuleFlavor};
+use crate::facts::{ComputeMode, KernelModuleFlavor, Precision};
 use crate::level::Level;
 use crate::reference::DriverVersion;
 
@@ -172,8 +173,62 @@ pub struct XidPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelProfile {
-    /// Seconds that the check kernel may take on one GPU, start of the process included.
+    /// Seconds that the check kernel may take on one GPU, start of the process included. A burn may say nothing for as long.
     pub kernel_deadline_s: Option<f64>,
+    /// Seconds that the whole run may take. What has not ended by then is stopped, and the run is not judged.
+    pub deadline_s: Option<f64>,
+    /// Level standard burns for 10 s, level extended for 60 s, level quick never.
+    pub burn: BurnProfile,
+}
+
+/// The burn: every GPU at once multiplies matrices at its power limit, every product verified.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct BurnProfile {
+    /// `false`: no burn at this level.
+    pub enabled: Option<bool>,
+    /// Seconds that are multiplied, all precisions together.
+    pub duration_s: Option<f64>,
+    /// One after another; empty: the one that heats a GPU most. What a GPU does not have is left out.
+    pub precisions: Vec<Precision>,
+    /// Share of the free memory that is filled with results; 95 by default.
+    pub memory_percent: Option<f64>,
+    /// Burns a GPU although other processes use it.
+    pub share: Option<bool>,
+}
+
+/// Seconds that a burn may be asked to take; more than a week is a typing error.
+pub(crate) const BURN_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=604_800.0;
+
+impl BurnProfile {
+    /// How long this level burns; `None` where it does not.
+    pub(crate) fn duration(&self, level: Level) -> Option<Duration> {
+        let default = match level {
+            Level::Quick => return None,
+            // gpu-fryer's shortest run; what a GPU that sits idle hides shows within seconds.
+            Level::Standard => 10.0,
+            Level::Extended => 60.0,
+        };
+        if self.enabled == Some(false) {
+            return None;
+        }
+        Duration::try_from_secs_f64(self.duration_s.unwrap_or(default)).ok()
+    }
+
+    /// What this level multiplies; empty: what heats a GPU most.
+    pub(crate) fn precisions(&self, level: Level) -> Vec<Precision> {
+        if self.precisions.is_empty() && level == Level::Extended {
+            // One of each kind of arithmetic unit and width: what one does right says little of the others.
+            return vec![
+                Precision::Bf16,
+                Precision::Fp8,
+                Precision::Tf32,
+                Precision::Fp32,
+                Precision::Fp64,
+            ];
+        }
+        self.precisions.clone()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -2,13 +2,18 @@
 
 use super::healthy_node;
 use crate::facts::{
-    BurnEngine, BurnRun, Facts, LoadCounters, Precision, PrecisionRun, Reading, ReferenceProof,
-    RowRemapping, SensorLog, SensorSample, WorkerEnd,
+    BurnEngine, BurnPlan, BurnRun, Facts, LoadCounters, Precision, PrecisionRun, Reading,
+    ReferenceProof, RowRemapping, SensorLog, SensorSample, ViolationTimes, WorkerEnd,
 };
 
 /// Eight healthy H200s after ten seconds of BF16 at the power limit.
 pub(crate) fn burned_node() -> Facts {
     let mut facts = healthy_node();
+    facts.load.burn_plan = Some(BurnPlan::On {
+        duration_s: 10.0,
+        precisions: Vec::new(),
+        gpus: Vec::new(),
+    });
     let gpus: Vec<_> = facts
         .gpus
         .iter()
@@ -20,7 +25,7 @@ pub(crate) fn burned_node() -> Facts {
             pcie_replays: Reading::Value(0),
             row_remapping: Reading::Value(RowRemapping::default()),
             retired_pages: Reading::NotSupported,
-            violations: Reading::NotSupported,
+            violations: Reading::Value(ViolationTimes::default()),
         };
         let sensors = SensorLog {
             power_limit_mw: Some(700_000),

@@ -16,7 +16,7 @@ use crate::facts::{LoadCounters, SensorSample};
 use crate::probe::libraries;
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
-const PERIOD: Duration = Duration::from_millis(200);
+const PERIOD: Duration = Duration::from_millis(100);
 
 /// One line on the worker's stdout.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -248,6 +248,41 @@ fn contradictions_are_named_with_place() {
             "1:37:",
             "0 seconds",
         ),
+        (
+            "levels: {standard: {deadline_s: -5}}\n",
+            "1:33:",
+            "-5 seconds are no time",
+        ),
+        (
+            "levels: {quick: {burn: {duration_s: 5}}}\n",
+            "1:24:",
+            "level quick works no GPU",
+        ),
+        (
+            "levels: {standard: {burn: {duration_s: .inf}}}\n",
+            "1:40:",
+            "a week at most, not inf s",
+        ),
+        (
+            "levels: {standard: {burn: {memory_percent: 101}}}\n",
+            "1:44:",
+            "at most 100, not 101",
+        ),
+        (
+            "levels: {standard: {burn: {precisions: [fp8, bf16, fp8]}}}\n",
+            "1:52:",
+            "fp8 is there twice",
+        ),
+        (
+            "levels:\n  standard:\n    deadline_s: 60\n    burn: {duration_s: 60}\n",
+            "4:24:",
+            "the burn takes 60 s, the whole run may take 60 s",
+        ),
+        (
+            "levels: {extended: {deadline_s: 60}}\n",
+            "1:33:",
+            "the burn takes 60 s, the whole run may take 60 s",
+        ),
         ("policy: {temperature_maximum_c: 900}\n", "1:33:", "900 °C"),
         (
             "services: {nvidia-persistenced.service: active}\n",
