@@ -56,6 +56,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
             &format!(
                 "cargo xtask tools linters actionlint \
                  && {actionlint} -shellcheck {linters}/shellcheck -pyflakes= \
+                 && {linters}/shellcheck --version >/dev/null \
                  && {linters}/zizmor --offline --strict-collection --persona auditor --quiet .github workflows \
                  && {linters}/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
                  && {linters}/check-jsonschema --builtin-schema vendor.github-actions workflows/*/action.yml",

@@ -7,6 +7,8 @@ pub(crate) mod burn;
 pub(crate) mod checks;
 pub(crate) mod collect;
 pub(crate) mod generate;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod hook;
 pub(crate) mod judge;
 pub(crate) mod profile;
 mod progress;
@@ -17,3 +19,5 @@ pub(crate) mod run;
 pub(crate) mod schema;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;
+
+pub(crate) use report_files::write_whole;

@@ -5,6 +5,7 @@
 
 mod cuda;
 mod host;
+pub(crate) mod https;
 mod interrupt;
 pub(crate) mod libraries;
 mod nvml;
@@ -67,6 +68,14 @@ pub fn collect(
         .timings_ms
         .insert("total".to_owned(), milliseconds_since(started));
     on_stage(Stage::Load, &facts);
+    facts
+}
+
+/// What NVML says of the GPUs as they are now; nothing else is asked.
+pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
+    let mut facts = Facts::default();
+    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt));
+    add_nvml(&mut facts, Ok((outcome, milliseconds)));
     facts
 }
 
