@@ -179,6 +179,39 @@ pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
     events
 }
 
+/// The records without those that name one of these PCI addresses.
+///
+/// The message of a GPU that fell off the bus spans records, of which only the first names it; all of them are left out.
+pub fn without_gpus(records: Vec<KernelLogRecord>, addresses: &[&str]) -> Vec<KernelLogRecord> {
+    let is_theirs =
+        |address: Option<String>| address.is_some_and(|it| addresses.contains(&it.as_str()));
+    let mut inside_their_message = false;
+    let mut kept = Vec::new();
+    for record in records {
+        let event = parse(&record.text);
+        let ends_message = matches!(
+            &event,
+            Some(KernelEvent::FallenOffBus { pci_address: None })
+        );
+        if inside_their_message && (event.is_none() || ends_message) {
+            inside_their_message = !ends_message;
+            continue;
+        }
+        let named = match record.text.find("The NVIDIA GPU ") {
+            Some(at) => first_pci_address(&record.text[at..]),
+            None => event.and_then(|it| it.pci_address().map(str::to_owned)),
+        };
+        let begins_message = record.text.contains("The NVIDIA GPU ");
+        if is_theirs(named) {
+            inside_their_message = begins_message;
+        } else {
+            inside_their_message = false;
+            kept.push(record);
+        }
+    }
+    kept
+}
+
 /// What one record says.
 pub fn parse(text: &str) -> Option<KernelEvent> {
     parse_xid(text)

@@ -32,6 +32,7 @@ pub mod profile;
 pub mod reference;
 #[deny(clippy::disallowed_methods)]
 pub mod report;
+mod runner_hook;
 #[deny(clippy::disallowed_methods)]
 mod tally;
 #[cfg(test)]

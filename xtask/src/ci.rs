@@ -50,6 +50,20 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 linters.display()
             ),
         ),
+        // The folder's copies in .github are what GitHub reads; a test says that both are the same.
+        step(
+            "workflows",
+            &format!(
+                "cargo xtask tools linters actionlint \
+                 && {actionlint} -shellcheck {linters}/shellcheck -pyflakes= \
+                 && {linters}/shellcheck --version >/dev/null \
+                 && {linters}/zizmor --offline --strict-collection --persona auditor --quiet .github workflows \
+                 && {linters}/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
+                 && {linters}/check-jsonschema --builtin-schema vendor.github-actions workflows/*/action.yml",
+                actionlint = tools.join("actionlint/actionlint").display(),
+                linters = linters.display(),
+            ),
+        ),
         step(
             "clippy",
             "cargo clippy --workspace --all-targets --locked -- -D warnings",

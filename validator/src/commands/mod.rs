@@ -8,6 +8,8 @@ mod burn_options;
 pub(crate) mod checks;
 pub(crate) mod collect;
 pub(crate) mod generate;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod hook;
 pub(crate) mod judge;
 pub(crate) mod profile;
 mod progress;
@@ -18,3 +20,5 @@ pub(crate) mod run;
 pub(crate) mod schema;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;
+
+pub(crate) use report_files::write_whole;

@@ -158,10 +158,6 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 const STEP_SUMMARY_LIMIT_BYTES: usize = 1024 * 1024;
 
 fn append_step_summary(run: &Run) {
-    use std::io::Write as _;
-    let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|it| !it.is_empty()) else {
-        return;
-    };
     let mut summary = markdown(run);
     if summary.len() >= STEP_SUMMARY_LIMIT_BYTES {
         summary = format!(
@@ -169,6 +165,15 @@ fn append_step_summary(run: &Run) {
             run.exit_status() as u8
         );
     }
+    append_to_step_summary(&summary);
+}
+
+/// Appends Markdown to the job's summary, where there is one.
+pub(super) fn append_to_step_summary(summary: &str) {
+    use std::io::Write as _;
+    let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|it| !it.is_empty()) else {
+        return;
+    };
     let outcome = fs::OpenOptions::new()
         .append(true)
         .create(true)

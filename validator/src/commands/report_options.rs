@@ -7,7 +7,7 @@ use crate::findings::Run;
 use crate::profile::Profile;
 use crate::report::HumanStyle;
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReportOptions {
     /// What this node must be; without it, expectations follow from the EC2 instance type and the GPU model
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]

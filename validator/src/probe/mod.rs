@@ -5,6 +5,7 @@
 
 mod cuda;
 mod host;
+pub(crate) mod https;
 mod interrupt;
 pub(crate) mod libraries;
 mod nvml;
@@ -100,6 +101,14 @@ fn work(
         }),
         Err(reason) => facts.load.burn_plan = Some(BurnPlan::Off(reason)),
     }
+}
+
+/// What NVML says of the GPUs as they are now; nothing else is asked.
+pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
+    let mut facts = Facts::default();
+    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt));
+    add_nvml(&mut facts, Ok((outcome, milliseconds)));
+    facts
 }
 
 /// The kernel log as it is now.

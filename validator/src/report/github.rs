@@ -75,6 +75,15 @@ fn annotation(command: &str, run: &Run, title: &str, message: &str) -> String {
     )
 }
 
+/// One workflow command, `::error title=…::message`, for what is not a finding.
+pub(crate) fn workflow_command(command: &str, title: &str, message: &str) -> String {
+    format!(
+        "::{command} title={}::{}\n",
+        property(&shown(title)),
+        data(&shown(message))
+    )
+}
+
 /// Line by line without anything that the service or who reads its log would act on; what XML cannot carry, a log viewer
 /// should not get either.
 fn shown(text: &str) -> String {

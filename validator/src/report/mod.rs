@@ -23,10 +23,13 @@ mod verdict;
 
 pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 pub use github::github_annotations;
+pub(crate) use github::workflow_command;
 pub use html::html;
 pub use human::{HumanStyle, human};
 pub use json::{REPORT_FORMAT, Report, json};
 pub use junit::junit;
 pub use markdown::markdown;
 pub use metrics::metrics;
+pub(crate) use text::{markdown as markdown_text, one_line};
 pub use verdict::sentence as verdict_sentence;
+pub(crate) use verdict::word as verdict_word;

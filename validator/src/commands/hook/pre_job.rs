@@ -1,0 +1,388 @@
+//! `gpu-validator hook pre-job`: may this runner take the job?
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::super::report_files::ReportFiles;
+use super::super::report_options::ReportOptions;
+use super::super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
+use super::{FailOn, LabelOptions, RunnerOptions, tell};
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{ExitStatus, Run};
+use crate::level::Level;
+use crate::load::burn::{BurnOptions, MemoryShare};
+use crate::probe::{Interrupt, ProbeOptions};
+use crate::report::{verdict_sentence, verdict_word};
+use crate::runner_hook::assigned_gpus::{AssignedGpus, Assignment};
+use crate::runner_hook::job_record::{Job, JobRecord};
+use crate::runner_hook::quarantine::Quarantine;
+use crate::runner_hook::state_folder::StateFolders;
+
+/// Before a job: look at the runner's GPUs, let them multiply for 2 seconds, and stop the job if they are not fit
+///
+/// A runner whose GPUs fail is quarantined: every later job fails at once, until `gpu-validator hook release`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = crate::cli::EXIT_CODES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    runner: RunnerOptions,
+    /// How long to multiply: 2s, 500ms; 0 for not at all
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "2s",
+        env = "GPU_VALIDATOR_HOOK_BURN"
+    )]
+    burn: BurnTime,
+    /// Percent of the free memory that the burn fills
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 25.0,
+        env = "GPU_VALIDATOR_HOOK_BURN_MEMORY"
+    )]
+    burn_memory: f64,
+    /// What stops the job
+    #[arg(
+        long,
+        value_enum,
+        default_value = "not-pass",
+        env = "GPU_VALIDATOR_HOOK_FAIL_ON"
+    )]
+    fail_on: FailOn,
+    /// What quarantines the runner
+    #[arg(
+        long,
+        value_enum,
+        default_value = "fail",
+        env = "GPU_VALIDATOR_HOOK_QUARANTINE_ON"
+    )]
+    quarantine_on: QuarantineOn,
+    #[command(flatten)]
+    labels: LabelOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+    /// Write what was seen, so that `gpu-validator judge` can judge it again
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
+    facts: Option<PathBuf>,
+}
+
+/// What quarantines a runner. GPUs that others use never do: the next job may find them free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum QuarantineOn {
+    /// A failed check
+    Fail,
+    /// A failed check, or something that could not be judged
+    NotJudged,
+    /// Nothing
+    Never,
+}
+
+impl QuarantineOn {
+    fn holds(self, status: ExitStatus) -> bool {
+        match status {
+            ExitStatus::Failed => self != Self::Never,
+            ExitStatus::NotJudged => self == Self::NotJudged,
+            ExitStatus::Passed | ExitStatus::Busy | ExitStatus::BadInput => false,
+        }
+    }
+}
+
+/// `2s`, `500ms`, `0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BurnTime(Duration);
+
+impl FromStr for BurnTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        /// A hook that takes longer keeps every job waiting.
+        const LONGEST_S: f64 = 600.0;
+        let (number, factor) = match text.strip_suffix("ms") {
+            Some(number) => (number, 0.001),
+            None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+        };
+        let seconds = number.parse::<f64>().map_or(f64::NAN, |it| it * factor);
+        // Below a tenth of a second nothing is multiplied.
+        if seconds != 0.0 && !(0.1..=LONGEST_S).contains(&seconds) {
+            return Err(format!(
+                "a burn takes 0.1 s at least and {LONGEST_S} s at most: 2s, 500ms; 0 is none"
+            ));
+        }
+        Ok(Self(Duration::from_secs_f64(seconds)))
+    }
+}
+
+/// Of annotations about the runner: whoever reads the job must see at once that the job is not to blame.
+const TITLE: &str = "infrastructure: GPU runner not fit for work";
+
+pub(crate) fn pre_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let job = Job::from_environment();
+    let github = arguments.report.github();
+    match Quarantine::of_runner(&job.runner, &arguments.runner.folders()) {
+        Ok(None) => {}
+        Ok(Some((path, mark))) => {
+            tell(github, "error", TITLE, &quarantined(&path, &mark));
+            return Ok(ExitStatus::Failed);
+        }
+        Err(error) => {
+            let message =
+                format!("it cannot be told whether this runner is quarantined: {error:#}");
+            tell(github, "error", TITLE, &message);
+            return Ok(ExitStatus::NotJudged);
+        }
+    }
+    let validated = validate(arguments, &job);
+    if let Err(error) = &validated {
+        tell(
+            github,
+            "error",
+            TITLE,
+            &format!("nothing was judged: {error:#}"),
+        );
+    }
+    validated
+}
+
+fn quarantined(path: &std::path::Path, mark: &Quarantine) -> String {
+    let before = if mark.job.url.is_empty() {
+        String::new()
+    } else {
+        format!("\nfound before: {}", mark.job.url)
+    };
+    let folder = path.parent().unwrap_or(path).display();
+    format!(
+        "this runner is quarantined since {}: {}{before}\n\
+         The job did not start and is not to blame; run it again on another runner.\n\
+         When the machine is mended: gpu-validator hook release --state {folder}",
+        mark.since, mark.reason
+    )
+}
+
+fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
+    let (profile, profile_name) = arguments.report.profile()?;
+    let interrupt = stop_on_signals()?;
+    let mut options = probe_options(Level::Quick, arguments.runner.sysroot.clone(), &profile);
+    options.deadlines = options.deadlines.scaled(arguments.runner.deadline_scale);
+    let mut facts = watch(options.clone(), &interrupt, &mut |_, _| {});
+    let assigned = Assignment::from_environment(&arguments.runner.gpu).resolve(&facts)?;
+    refuse_simulated(&mut facts, arguments.report.forbid_simulated);
+    let quick = assigned.judged(facts.clone(), &profile, &profile_name, Level::Quick);
+    // Load says nothing new of GPUs that have failed already, and the job waits.
+    let run = if arguments.burn.0.is_zero()
+        || quick.exit_status() == ExitStatus::Failed
+        || quick.incomplete.is_some()
+    {
+        quick
+    } else {
+        work(arguments, &assigned, &options, &interrupt, &mut facts);
+        assigned.judged(facts, &profile, &profile_name, Level::Standard)
+    };
+    let busy = busy_gpus(&assigned, &run.facts);
+    let status = match run.exit_status() {
+        // Without a burn nothing has noticed that others use the GPUs.
+        ExitStatus::Passed if !busy.is_empty() => ExitStatus::Busy,
+        status => status,
+    };
+    report(arguments, &run, status);
+    let folders = arguments.runner.folders();
+    let verdict = verdict(&run, status, &busy);
+    let mut message = format!("{verdict}\nlooked at: {}", assigned.in_words());
+    if arguments.quarantine_on.holds(status) {
+        message.push('\n');
+        message.push_str(&quarantine(arguments, job, &verdict, &folders));
+    }
+    let github = arguments.report.github();
+    if arguments.fail_on.fails(status) {
+        message.push_str(
+            "\nThe job did not start and is not to blame; run it again on another runner.",
+        );
+        tell(github, "error", TITLE, &message);
+        return Ok(status);
+    }
+    if status != ExitStatus::Passed {
+        message.push_str("\nThe job goes on all the same, as --fail-on asks.");
+        tell(github, "warning", TITLE, &message);
+    }
+    remember(
+        &assigned, job, &run.facts, &options, &interrupt, &folders, github,
+    );
+    Ok(ExitStatus::Passed)
+}
+
+/// The verified kernel and the burn on the runner's GPUs, and on no other.
+fn work(
+    arguments: &Arguments,
+    assigned: &AssignedGpus,
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    facts: &mut Facts,
+) {
+    use crate::load;
+    let mut own = assigned.narrowed(facts);
+    own.load.cuda_kernel = load::cuda_kernel::run_on_all_gpus(options, interrupt, &own);
+    let burn = BurnOptions {
+        duration: arguments.burn.0,
+        precisions: Vec::new(),
+        gpus: own
+            .gpus
+            .iter()
+            .filter_map(|it| it.uuid.value().cloned())
+            .collect(),
+        memory: MemoryShare::Percent(arguments.burn_memory),
+        share: false,
+        inject: 0,
+        seed: None,
+    };
+    load::burn::burn(&burn, options, &mut own, interrupt, &mut |_| {});
+    facts.load = own.load;
+    facts.interrupted = own.interrupted;
+    facts.level = Level::Standard;
+}
+
+/// The runner's GPUs that somebody uses, with who it is.
+fn busy_gpus(assigned: &AssignedGpus, facts: &Facts) -> Vec<String> {
+    let own = |gpu: &&GpuFacts| match (&assigned.gpus, gpu.uuid.value()) {
+        (Some(own), Some(uuid)) => own.contains(uuid),
+        (Some(_), None) => false,
+        (None, _) => true,
+    };
+    let mut users = Vec::new();
+    for gpu in facts.gpus.iter().filter(own) {
+        for process in gpu.processes.value().into_iter().flatten() {
+            let name = process.name.as_deref().unwrap_or("a process");
+            let uuid = gpu.uuid.value().map_or("a GPU", String::as_str);
+            users.push(format!("{name} (pid {}) on {uuid}", process.pid));
+        }
+    }
+    users
+}
+
+fn verdict(run: &Run, status: ExitStatus, busy: &[String]) -> String {
+    if status == ExitStatus::Busy {
+        return format!(
+            "{}: the GPUs are in use: {}; an earlier job left it, or somebody works on this machine; the GPUs are not to blame",
+            verdict_word(status),
+            busy.join(", ")
+        );
+    }
+    format!("{}: {}", verdict_word(status), verdict_sentence(run))
+}
+
+/// A pass is told in short: nobody reads it. Everything else is told in full, with its annotations.
+fn report(arguments: &Arguments, run: &Run, status: ExitStatus) {
+    let mut options = arguments.report.clone();
+    options.github = Some(arguments.report.github() && status != ExitStatus::Passed);
+    ReportFiles::new(&options, arguments.facts.as_deref()).finish(run, &options);
+}
+
+/// Marks the runner, takes its labels where that is wished, and returns what to say of it.
+fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFolders) -> String {
+    let mut mark = Quarantine::now(reason.to_owned(), job.clone());
+    let mut said = match mark.save(folders) {
+        Ok(path) => format!(
+            "This runner is quarantined from now on ({}); when the machine is mended: gpu-validator hook release --state {}",
+            path.display(),
+            path.parent().unwrap_or(&path).display()
+        ),
+        Err(error) => format!(
+            "This runner could NOT be quarantined, later jobs are only stopped by what they find: {error:#}"
+        ),
+    };
+    let labels = arguments
+        .labels
+        .labels_of(
+            &job.runner,
+            &job.repository,
+            arguments.runner.deadline_scale,
+        )
+        .and_then(|labels| labels.map(|it| it.remove()).transpose());
+    match labels {
+        Ok(None) => {}
+        Ok(Some(labels)) if labels.is_empty() => {
+            said.push_str("\nIt has no labels of its own at GitHub, so jobs for its operating system may still come.");
+        }
+        Ok(Some(labels)) => {
+            said.push_str(&format!(
+                "\nIts labels at GitHub were removed: {}",
+                labels.join(", ")
+            ));
+            mark.labels_removed = labels;
+            if let Err(error) = mark.save(folders) {
+                said.push_str(&format!(
+                    "; that they were could not be written down: {error:#}"
+                ));
+            }
+        }
+        Err(error) => said.push_str(&format!(
+            "\nIts labels at GitHub could not be removed: {error:#}"
+        )),
+    }
+    said
+}
+
+/// Writes the record for the hook behind the job. Without one that hook ends no process, which harms no verdict.
+fn remember(
+    assigned: &AssignedGpus,
+    job: &Job,
+    facts: &Facts,
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    folders: &StateFolders,
+    github: bool,
+) {
+    let log = crate::probe::kernel_log(options, interrupt);
+    let record = JobRecord::beginning_now(job.clone(), assigned.gpus.clone(), facts, &log);
+    if let Err(error) = record.save(folders) {
+        tell(
+            github,
+            "warning",
+            "GPU runner hook",
+            &format!(
+                "what the GPUs were like before the job could not be written down, so nothing is cleaned behind it: {error:#}"
+            ),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_hook() {
+        let time = |text: &str| text.parse().map(|it: BurnTime| it.0.as_millis());
+        assert_eq!(time("2s"), Ok(2000));
+        assert_eq!(time("500ms"), Ok(500));
+        assert_eq!(time("0"), Ok(0));
+        assert_eq!(time("1.5"), Ok(1500));
+        for nonsense in ["", "s", "1h", "-1s", "NaN", "0.01s", "601s", "inf"] {
+            assert!(nonsense.parse::<BurnTime>().is_err(), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn gpus_in_use_never_quarantine() {
+        use QuarantineOn::{Fail, Never, NotJudged};
+        for (on, holding) in [
+            (Fail, &[ExitStatus::Failed][..]),
+            (NotJudged, &[ExitStatus::Failed, ExitStatus::NotJudged]),
+            (Never, &[]),
+        ] {
+            for status in [
+                ExitStatus::Passed,
+                ExitStatus::Failed,
+                ExitStatus::NotJudged,
+                ExitStatus::Busy,
+                ExitStatus::BadInput,
+            ] {
+                assert_eq!(
+                    on.holds(status),
+                    holding.contains(&status),
+                    "{on:?} {status:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The mark that keeps a runner from taking jobs until a person or a fleet's tool lifts it.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::job_record::Job;
+use super::state_folder::{StateFolders, file_of_runner};
+
+/// Why a runner takes no jobs, as the file that says so holds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Quarantine {
+    /// RFC 3339 in UTC.
+    pub(crate) since: String,
+    pub(crate) reason: String,
+    /// Before which job it was found.
+    pub(crate) job: Job,
+    /// Labels that were taken from the runner, for a person to give back. Jobs run as the user who can write this file, so
+    /// nothing acts on them.
+    pub(crate) labels_removed: Vec<String>,
+    pub(crate) validator_version: String,
+}
+
+const FILE: &str = "quarantine";
+/// Holds for every runner of the machine. A person may make it: `echo "GPU 3 is replaced" >…/quarantine`.
+const FILE_OF_MACHINE: &str = "quarantine";
+/// Of a reason that somebody wrote by hand, so much is shown.
+const REASON_CHARACTERS_SHOWN: usize = 500;
+
+impl Quarantine {
+    pub(crate) fn now(reason: String, job: Job) -> Self {
+        Self {
+            since: jiff::Timestamp::now()
+                .strftime("%Y-%m-%dT%H:%M:%SZ")
+                .to_string(),
+            reason,
+            job,
+            labels_removed: Vec::new(),
+            validator_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// Writes the mark; returns its path.
+    pub(crate) fn save(&self, folders: &StateFolders) -> anyhow::Result<PathBuf> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        folders.write(&file_of_runner(FILE, &self.job.runner), text.as_bytes())
+    }
+
+    /// Reads a mark. It holds whatever is in it: an empty file, a sentence, or what only a newer version understands.
+    fn read(path: &Path) -> Self {
+        let text = match std::fs::read(path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => format!("the reason cannot be read: {error}"),
+        };
+        let mut mark = serde_json::from_str(&text).unwrap_or_else(|_| Self {
+            reason: text.trim().chars().take(REASON_CHARACTERS_SHOWN).collect(),
+            ..Self::default()
+        });
+        if mark.reason.is_empty() {
+            "no reason was written down".clone_into(&mut mark.reason);
+        }
+        if mark.since.is_empty() {
+            mark.since = modified(path).unwrap_or_else(|| "an unknown time".to_owned());
+        }
+        mark
+    }
+
+    /// The mark that keeps this runner from taking jobs, with its path.
+    ///
+    /// An error means that it could not be told, which must not be taken for "none".
+    pub(crate) fn of_runner(
+        runner: &str,
+        folders: &StateFolders,
+    ) -> anyhow::Result<Option<(PathBuf, Self)>> {
+        for name in [file_of_runner(FILE, runner), FILE_OF_MACHINE.to_owned()] {
+            if let Some(path) = folders.existing(&name)?.into_iter().next() {
+                let mark = Self::read(&path);
+                return Ok(Some((path, mark)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Every mark of the machine.
+    pub(crate) fn all(folders: &StateFolders) -> anyhow::Result<Vec<(PathBuf, Self)>> {
+        let is_mark = |name: &str| {
+            name == FILE_OF_MACHINE || (name.starts_with("quarantine-") && name.ends_with(".json"))
+        };
+        let files = folders.list()?.into_iter();
+        let marks = files.filter(|(name, _)| name.to_str().is_some_and(is_mark));
+        Ok(marks
+            .map(|(_, path)| {
+                let mark = Self::read(&path);
+                (path, mark)
+            })
+            .collect())
+    }
+
+    pub(crate) fn lift(path: &Path) -> anyhow::Result<()> {
+        std::fs::remove_file(path).with_context(|| {
+            format!(
+                "{} cannot be removed; do it as the user who owns it, or as root",
+                path.display()
+            )
+        })
+    }
+}
+
+fn modified(path: &Path) -> Option<String> {
+    let time: SystemTime = std::fs::metadata(path).ok()?.modified().ok()?;
+    let timestamp = jiff::Timestamp::try_from(time).ok()?;
+    Some(timestamp.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(runner: &str) -> Job {
+        Job {
+            runner: runner.to_owned(),
+            ..Job::default()
+        }
+    }
+
+    #[test]
+    fn a_mark_holds_for_its_runner_until_it_is_lifted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folders = StateFolders::new(Some(folder.path()));
+        let mark = Quarantine::now("kernel_log_xid: Xid 79".to_owned(), job("gpu-1"));
+        let path = mark.save(&folders).expect("saved");
+        let found = Quarantine::of_runner("gpu-1", &folders).expect("told");
+        assert_eq!(found, Some((path.clone(), mark)));
+        assert_eq!(
+            Quarantine::of_runner("gpu-2", &folders).expect("told"),
+            None
+        );
+        Quarantine::lift(&path).expect("lifted");
+        assert_eq!(
+            Quarantine::of_runner("gpu-1", &folders).expect("told"),
+            None
+        );
+        assert!(Quarantine::lift(&path).is_err());
+    }
+
+    #[test]
+    fn what_a_person_wrote_holds_for_every_runner() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folders = StateFolders::new(Some(folder.path()));
+        for (content, reason) in [
+            ("GPU 3 is replaced\n", "GPU 3 is replaced"),
+            ("", "no reason was written down"),
+            ("{\"half\": ", "{\"half\":"),
+        ] {
+            std::fs::write(folder.path().join("quarantine"), content).expect("written");
+            let (_, mark) = Quarantine::of_runner("any", &folders)
+                .expect("told")
+                .expect("held");
+            assert_eq!(mark.reason, reason);
+            assert!(mark.since.ends_with('Z'), "{}", mark.since);
+        }
+        assert_eq!(Quarantine::all(&folders).expect("listed").len(), 1);
+    }
+}
