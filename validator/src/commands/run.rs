@@ -46,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     options.deadlines = options.deadlines.scaled(arguments.deadline_scale);
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
+    stop_at_deadline(arguments.level, &profile, &interrupt);
     let judged = |facts| Run::judged(facts, &profile, &profile_name, arguments.level);
 
     // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
@@ -153,7 +154,8 @@ pub(crate) fn probe_options(
     let mut options = ProbeOptions {
         level,
         sysroot,
-        services: profile.services.keys().cloned().collect(),
+        services: services_of(profile, level),
+        image_files: profile.image.files.clone(),
         ..ProbeOptions::default()
     };
     let deadline = profile
@@ -165,6 +167,29 @@ pub(crate) fn probe_options(
         options.deadlines.cuda_kernel = deadline;
     }
     options
+}
+
+fn services_of(profile: &Profile, level: Level) -> Vec<String> {
+    let image = (level == Level::Image).then_some(&profile.image.enabled_services);
+    let mut services: Vec<String> = profile.services.keys().cloned().collect();
+    services.extend(image.into_iter().flatten().cloned());
+    services
+}
+
+/// Asks the probes to stop when the profile's time for a run at this level is over.
+fn stop_at_deadline(level: Level, profile: &Profile, interrupt: &Interrupt) {
+    let deadline = profile
+        .levels
+        .get(&level)
+        .and_then(|it| it.deadline_s)
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let Some(deadline) = deadline else { return };
+    let interrupt = interrupt.clone();
+    // Nobody waits for this thread: the process ends with the run.
+    std::thread::spawn(move || {
+        std::thread::sleep(deadline);
+        interrupt.request(Interrupt::DEADLINE);
+    });
 }
 
 /// The first SIGINT or SIGTERM asks the probes to stop, so that reports are written; the second ends the process at once.

@@ -12,6 +12,9 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
+    /// Stored in the place of a signal's number when the profile's time for the run is over.
+    pub const DEADLINE: usize = usize::MAX;
+
     /// The number that a signal handler stores: 0 while the run may go on, else the number of the signal.
     pub fn flag(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.signal)
@@ -36,6 +39,9 @@ impl Interrupt {
             1 => "signal 1 (SIGHUP)".to_owned(),
             2 => "signal 2 (SIGINT)".to_owned(),
             15 => "signal 15 (SIGTERM)".to_owned(),
+            Self::DEADLINE => {
+                "the time that the profile gives a run at this level is over".to_owned()
+            }
             other => format!("signal {other}"),
         })
     }
