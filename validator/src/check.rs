@@ -12,7 +12,8 @@ pub(crate) struct Check {
     /// The property that is wanted; equal to the file's name.
     pub(crate) id: &'static str,
     pub(crate) stage: Stage,
-    /// The lowest level at which it is judged; below, it is skipped with that reason.
+    /// The lowest level at which it is judged; below, it is skipped with that reason. A check of level image judges what
+    /// only that level looks at: it has no finding at any other.
     pub(crate) level: Level,
     pub(crate) judge: Judge,
     /// NVIDIA's or another public page on the matter.
@@ -47,7 +48,9 @@ pub(crate) struct Entry {
 /// apply or was not reached is there as `skip` or `error`.
 pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for entry in crate::checks::ALL {
+    let is_of_this_kind =
+        |entry: &&Entry| entry.check.level != Level::Image || level == Level::Image;
+    for entry in crate::checks::ALL.iter().filter(is_of_this_kind) {
         match entry.check.judge {
             Judge::Host(judge_host) => {
                 let outcome = outcome_of(entry.check, facts, profile, level, || {
@@ -216,14 +219,18 @@ fn outcome_of(
             None,
         );
     }
-    if level < check.level {
+    if level == Level::Image {
+        if let Some(outcome) = not_judged_of_an_image(check, facts) {
+            return (outcome, None);
+        }
+    } else if level < check.level {
         let reason = format!(
             "judged at level {} and above, this run is {level}",
             check.level
         );
         return (Outcome::skip(reason), None);
     }
-    if facts.level < check.level {
+    if level != Level::Image && facts.level < check.level {
         let reason = format!(
             "these facts were collected at level {}, this check needs {}",
             facts.level, check.level
@@ -234,6 +241,43 @@ fn outcome_of(
     let overridden =
         setting.and_then(|it| override_severity(&mut outcome, it.severity, &it.reason));
     (outcome, overridden)
+}
+
+/// The check that an image never passes without: it alone says that there is a driver for the GPUs to come.
+pub(crate) const REPORTS_IMAGE_WITHOUT_DRIVER: &str = "image_kernel_modules";
+
+/// Why level image does not judge `check`; `None` where it does.
+///
+/// What needs a GPU is judged as at level quick on a build instance that has one. That it has none must have been seen.
+fn not_judged_of_an_image(check: &Check, facts: &Facts) -> Option<Outcome> {
+    /// Judged at every level: whether the run itself was whole.
+    const OF_THE_RUN: &str = "run_complete";
+    if check.id == OF_THE_RUN {
+        return None;
+    }
+    if check.level == Level::Image {
+        return facts.host.image.is_none().then(|| {
+            Outcome::error(format!(
+                "these facts were collected at level {}, which does not look at an image's disk",
+                facts.level
+            ))
+        });
+    }
+    if check.level > Level::Quick {
+        let reason = format!(
+            "judged at level {} and above, this run is {}",
+            check.level,
+            Level::Image
+        );
+        return Some(Outcome::skip(reason));
+    }
+    match machine::pci_gpus(facts) {
+        Ok(gpus) if gpus.is_empty() => Some(Outcome::skip(
+            "this build instance has no GPU: level image judges the driver by its files",
+        )),
+        Ok(_) => None,
+        Err(outcome) => Some(outcome),
+    }
 }
 
 /// Changes `fail` to `warn` or `warn` to `fail`. An `error` stays: a profile cannot make up for not having looked.
@@ -325,11 +369,12 @@ mod tests {
     use super::{Judge, judge, title, worst_of};
     use crate::checks::ALL;
     use crate::facts::{Facts, GpuFacts, MigDevice, MigMode, Reading};
-    use crate::findings::{Finding, Judgement, Outcome, Subject, Verdict};
+    use crate::findings::{ExitStatus, Finding, Judgement, Outcome, Subject, Verdict};
     use crate::level::Level;
     use crate::profile::Profile;
     use crate::test_machine::{
-        VERDICT_SEEN, healthy_node, healthy_single_h200, healthy_t4, make_model_unknown, node_with,
+        VERDICT_SEEN, healthy_image, healthy_node, healthy_single_h200, healthy_t4,
+        make_model_unknown, node_with,
     };
 
     fn judge_all(facts: &Facts) -> Vec<Finding> {
@@ -422,6 +467,67 @@ mod tests {
                 .filter(|it| matches!(it.verdict, Verdict::Pass | Verdict::Warn))
                 .collect();
             assert!(passed.is_empty(), "with {gpus} GPUs: {passed:#?}");
+        }
+    }
+
+    fn judge_image(facts: &Facts, profile: &str) -> crate::findings::Run {
+        let profile = crate::profile::parse(profile, "test profile").expect("a profile");
+        crate::findings::Run::judged(facts.clone(), &profile, "test profile", Level::Image)
+    }
+
+    #[test]
+    fn an_image_passes_without_a_gpu_once_its_driver_was_judged() {
+        let run = judge_image(&healthy_image(), "{}");
+        let objections: Vec<_> = run
+            .findings
+            .iter()
+            .filter(|it| !matches!(it.verdict, Verdict::Pass | Verdict::Skip))
+            .collect();
+        assert!(objections.is_empty(), "{objections:#?}");
+        assert_eq!(run.exit_status(), ExitStatus::Passed);
+        let off = "checks: {image_kernel_modules: {severity: off, reason: nobody knows}}";
+        let run = judge_image(&healthy_image(), off);
+        assert_eq!(run.exit_status(), ExitStatus::NotJudged);
+    }
+
+    #[test]
+    fn a_gpu_in_the_build_instance_is_judged_with_the_image() {
+        let mut facts = healthy_node();
+        facts.level = Level::Image;
+        facts.host.image = healthy_image().host.image;
+        facts.gpus[0].persistence_mode = Reading::Value(false);
+        let run = judge_image(&facts, "{}");
+        assert_eq!(run.counts().fail, 1, "{:#?}", run.findings);
+        facts.host.pci_devices = Reading::NotRead("no such file".to_owned());
+        assert_eq!(
+            judge_image(&facts, "{}").exit_status(),
+            ExitStatus::NotJudged
+        );
+    }
+
+    #[test]
+    fn what_only_an_image_has_is_judged_at_no_other_level() {
+        let images = |findings: &[Finding]| {
+            let names = findings.iter().map(|it| it.check.as_str());
+            names.filter(|it| it.starts_with("image_")).count()
+        };
+        assert_eq!(images(&judge_all(&healthy_node())), 0);
+        let run = judge_image(&healthy_node(), "{}");
+        assert!(images(&run.findings) > 0);
+        assert_eq!(run.exit_status(), ExitStatus::NotJudged);
+    }
+
+    #[test]
+    fn nothing_of_an_image_passes_when_nothing_was_read() {
+        for image in [None, Some(crate::facts::ImageFacts::default())] {
+            let mut facts = Facts {
+                level: Level::Image,
+                ..Facts::default()
+            };
+            facts.host.image = image;
+            let run = judge_image(&facts, "{}");
+            assert_eq!(run.counts().judged(), 0, "{:#?}", run.findings);
+            assert_eq!(run.exit_status(), ExitStatus::NotJudged);
         }
     }
 

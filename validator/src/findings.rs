@@ -3,7 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::check::REPORTS_IMAGE_WITHOUT_DRIVER;
 use crate::facts::{Facts, GpuFacts};
+use crate::level::Level;
 
 /// What a check concluded about one subject.
 #[derive(
@@ -239,7 +241,7 @@ pub struct Run {
     pub facts: Facts,
     /// Name of the profile that was applied: its file's path as given, or `built-in` when none was.
     pub profile: String,
-    pub level: crate::level::Level,
+    pub level: Level,
     /// Host first, then GPU by GPU; within a subject in the order in which `checks/mod.rs` lists the checks.
     pub findings: Vec<Finding>,
     /// Why the run is not complete (a signal, a stage still to come), if it is not.
@@ -270,7 +272,7 @@ impl Run {
         facts: Facts,
         profile: &crate::profile::Profile,
         profile_name: &str,
-        level: crate::level::Level,
+        level: Level,
     ) -> Self {
         Self {
             findings: crate::judge(&facts, profile, level),
@@ -287,19 +289,29 @@ impl Run {
 
     /// The verdict of the whole run.
     ///
-    /// A run in which no GPU was judged never passes: an empty test is not a green one.
+    /// A run in which no GPU was judged never passes: an empty test is not a green one. An image may be baked without a
+    /// GPU; there it is the driver on its disk that must have been judged.
     pub fn exit_status(&self) -> ExitStatus {
         let counts = self.counts();
         if counts.fail > 0 {
             return ExitStatus::Failed;
         }
+        let its_driver_was_judged = self
+            .findings
+            .iter()
+            .any(|it| it.check == REPORTS_IMAGE_WITHOUT_DRIVER && it.verdict.judged());
         let a_gpu_was_judged = self
             .findings
             .iter()
             .any(|it| matches!(it.subject, Subject::Gpu(_)) && it.verdict.judged());
+        let judged_at_all = if self.level == Level::Image {
+            its_driver_was_judged
+        } else {
+            a_gpu_was_judged
+        };
         let others_in_the_way = |it: &Finding| it.verdict != Verdict::Error || it.busy;
         if self.incomplete.is_some()
-            || !a_gpu_was_judged
+            || !judged_at_all
             || !self.findings.iter().all(others_in_the_way)
         {
             ExitStatus::NotJudged

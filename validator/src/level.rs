@@ -20,6 +20,9 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
+    /// An image that is being baked, also where the build instance has no GPU: drivers, services, files and leftovers on
+    /// its disk. What needs a GPU is judged as at quick where there is one.
+    Image,
     /// Reads everything, works no GPU: well under a second.
     Quick,
     /// Quick, and every GPU computes something that is verified.
@@ -32,6 +35,7 @@ pub enum Level {
 impl std::fmt::Display for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Image => "image",
             Self::Quick => "quick",
             Self::Standard => "standard",
             Self::Extended => "extended",

@@ -1,7 +1,7 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
 
 use crate::facts::{
-    ComputeCapability, Facts, GpuFacts, KernelModules, PciDevice, Reading, ServiceState,
+    ComputeCapability, Facts, GpuFacts, ImageFacts, KernelModules, PciDevice, Reading, ServiceState,
 };
 use crate::findings::{GpuSubject, Outcome};
 use crate::profile::{Profile, ServiceRequirement, Severity};
@@ -34,6 +34,15 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
 /// This process runs in a container, from which services, `/proc` and devices of the host may be hidden.
 pub(crate) fn in_container(facts: &Facts) -> bool {
     facts.host.in_container.value() == Some(&true)
+}
+
+/// What level image looked at.
+pub(crate) fn image(facts: &Facts) -> Result<&ImageFacts, Outcome> {
+    facts
+        .host
+        .image
+        .as_ref()
+        .ok_or_else(|| Outcome::error("the disk of the image was not looked at"))
 }
 
 /// The NVIDIA GPUs on the PCI bus.

@@ -16,7 +16,7 @@ const SECTIONS: [&str; 4] = ["Why", "How it is judged", "What to do", "Source"];
 
 /// The stages in the order in which a run goes through them.
 const STAGES: [&str; 3] = ["Host", "Gpu", "Load"];
-const LEVELS: [&str; 3] = ["Quick", "Standard", "Extended"];
+const LEVELS: [&str; 4] = ["Image", "Quick", "Standard", "Extended"];
 
 /// Write validator/src/checks/mod.rs and CHECKS.md from the files of the checks
 #[derive(Debug, clap::Args)]

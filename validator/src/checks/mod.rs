@@ -33,6 +33,12 @@ mod gpu_model;
 mod gpu_reachable;
 mod gpus_uniform;
 mod idle_memory;
+mod image_driver_components;
+mod image_files;
+mod image_free_disk;
+mod image_kernel_modules;
+mod image_leftovers;
+mod image_services;
 mod inforom;
 mod injected_environment;
 mod kernel_log_pcie;
@@ -82,6 +88,36 @@ pub(crate) static ALL: &[Entry] = &[
         check: &fabric_manager::CHECK,
         file_name: "fabric_manager",
         documentation: include_str!("fabric_manager.rs"),
+    },
+    Entry {
+        check: &image_driver_components::CHECK,
+        file_name: "image_driver_components",
+        documentation: include_str!("image_driver_components.rs"),
+    },
+    Entry {
+        check: &image_files::CHECK,
+        file_name: "image_files",
+        documentation: include_str!("image_files.rs"),
+    },
+    Entry {
+        check: &image_free_disk::CHECK,
+        file_name: "image_free_disk",
+        documentation: include_str!("image_free_disk.rs"),
+    },
+    Entry {
+        check: &image_kernel_modules::CHECK,
+        file_name: "image_kernel_modules",
+        documentation: include_str!("image_kernel_modules.rs"),
+    },
+    Entry {
+        check: &image_leftovers::CHECK,
+        file_name: "image_leftovers",
+        documentation: include_str!("image_leftovers.rs"),
+    },
+    Entry {
+        check: &image_services::CHECK,
+        file_name: "image_services",
+        documentation: include_str!("image_services.rs"),
     },
     Entry {
         check: &injected_environment::CHECK,

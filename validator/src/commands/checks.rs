@@ -6,6 +6,7 @@ use super::terminal::to_stdout;
 use crate::check::{Entry, Judge, title};
 use crate::checks::ALL;
 use crate::findings::ExitStatus;
+use crate::level::Level;
 use crate::nearest_name::nearest_name;
 
 #[derive(Debug, clap::Subcommand)]
@@ -60,13 +61,16 @@ fn explain(id: &str) -> anyhow::Result<String> {
     };
     let check = entry.check;
     Ok(format!(
-        "{id}: {}\n\nSee also: {}\nStage {}, level {} and above.\n\
+        "{id}: {}\n\nSee also: {}\nStage {}, level {}.\n\
          To change its severity in a profile, with a reason that reports show:\n\n  \
          checks:\n    {id}: {{severity: warn, reason: \"…\"}}\n",
         documentation(entry),
         check.documentation_url,
         check.stage,
-        check.level,
+        match check.level {
+            Level::Image => "image only".to_owned(),
+            level => format!("{level} and above"),
+        },
     ))
 }
 

@@ -25,6 +25,14 @@ pub(crate) enum ProfileCommand {
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
+    /// Print a profile with what it extends, or one value of it
+    Show {
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Only the value of this key, as a script reads it: `firstboot.on_failure`
+        #[arg(long, value_name = "KEY")]
+        key: Option<String>,
+    },
     /// Check profiles: unknown keys, wrong types, contradictions, what they extend
     Check {
         #[arg(value_name = "FILE", required = true)]
@@ -35,6 +43,7 @@ pub(crate) enum ProfileCommand {
 pub(crate) fn profile(command: &ProfileCommand) -> anyhow::Result<ExitStatus> {
     match command {
         ProfileCommand::Init { facts, output } => init(facts.as_deref(), output.as_deref()),
+        ProfileCommand::Show { file, key } => show(file, key.as_deref()),
         ProfileCommand::Check { files } => Ok(check(files)),
     }
 }
@@ -69,6 +78,24 @@ fn init(facts: Option<&Path>, output: Option<&Path>) -> anyhow::Result<ExitStatu
         Some(path) => write_whole(path, text.as_bytes())
             .with_context(|| format!("cannot write {}", path.display()))?,
     }
+    Ok(ExitStatus::Passed)
+}
+
+fn show(file: &Path, key: Option<&str>) -> anyhow::Result<ExitStatus> {
+    let profile = crate::profile::load(file).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let whole = serde_json::to_value(&profile).context("the profile cannot be written")?;
+    let mut value = &whole;
+    for name in key.into_iter().flat_map(|key| key.split('.')) {
+        value = value.get(name).with_context(|| {
+            let key = key.unwrap_or_default();
+            format!("a profile has no key `{key}`: there is no `{name}`")
+        })?;
+    }
+    let text = match value {
+        serde_json::Value::String(text) => format!("{text}\n"),
+        value => serde_yaml::to_string(value).context("the value cannot be written")?,
+    };
+    to_stdout(&text);
     Ok(ExitStatus::Passed)
 }
 

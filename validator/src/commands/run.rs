@@ -176,7 +176,8 @@ pub(crate) fn probe_options(
     let mut options = ProbeOptions {
         level,
         sysroot,
-        services: profile.services.keys().cloned().collect(),
+        services: services_of(profile, level),
+        image_files: profile.image.files.clone(),
         ..ProbeOptions::default()
     };
     let Some(settings) = profile.levels.get(&level) else {
@@ -188,6 +189,13 @@ pub(crate) fn probe_options(
     }
     options.deadlines.run = duration(settings.deadline_s);
     options
+}
+
+fn services_of(profile: &Profile, level: Level) -> Vec<String> {
+    let image = (level == Level::Image).then_some(&profile.image.enabled_services);
+    let mut services: Vec<String> = profile.services.keys().cloned().collect();
+    services.extend(image.into_iter().flatten().cloned());
+    services
 }
 
 /// The first SIGINT or SIGTERM asks the probes to stop, so that reports are written; the second ends the process at once.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{KernelLog, Reading};
+use super::{ImageFacts, KernelLog, Reading};
 
 /// What the operating system says, read below `--sysroot` (`/` by default).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,6 +46,9 @@ pub struct HostFacts {
     /// Versions of GSP firmware below `/lib/firmware/nvidia`, as folder names.
     pub gsp_firmware_versions: Reading<Vec<String>>,
     pub container_runtime: Reading<ContainerRuntime>,
+    /// What only level image looks at; absent at every other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageFacts>,
 }
 
 /// An EC2 instance, from instance metadata version 2 or, below a sysroot, from the DMI tables.

@@ -23,7 +23,7 @@ pub(super) struct CudaOutcome {
 }
 
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
-    if options.level == Level::Quick && several_gpus(options) && !variable_is_set() {
+    if options.level <= Level::Quick && several_gpus(options) && !variable_is_set() {
         let mut outcome = ask(options, interrupt, &[(VISIBLE_DEVICES, "0".to_owned())]);
         // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for example, and another be
         // well. A worker that hung or died is not asked again.

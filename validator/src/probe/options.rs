@@ -15,6 +15,8 @@ pub struct ProbeOptions {
     pub sysroot: Option<PathBuf>,
     /// systemd services to look at beside NVIDIA's own, by unit name without `.service`.
     pub services: Vec<String>,
+    /// Files that level image looks for, by absolute path.
+    pub image_files: Vec<String>,
     /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say EC2 is asked.
     pub ec2_metadata: bool,
     pub deadlines: Deadlines,
@@ -30,6 +32,7 @@ impl Default for ProbeOptions {
             level: Level::default(),
             sysroot: None,
             services: Vec::new(),
+            image_files: Vec::new(),
             ec2_metadata: true,
             deadlines: Deadlines::default(),
             burn: Err("no burn was asked for".to_owned()),

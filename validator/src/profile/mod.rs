@@ -43,6 +43,8 @@ pub struct Profile {
     pub container_runtime: ContainerRuntimeProfile,
     pub policy: Policy,
     pub levels: BTreeMap<Level, LevelProfile>,
+    pub image: ImageProfile,
+    pub firstboot: FirstBootProfile,
     /// Per-check severity, by check id.
     pub checks: BTreeMap<String, CheckSetting>,
 }
@@ -204,7 +206,7 @@ impl BurnProfile {
     /// How long this level burns; `None` where it does not.
     pub(crate) fn duration(&self, level: Level) -> Option<Duration> {
         let default = match level {
-            Level::Quick => return None,
+            Level::Quick | Level::Image => return None,
             // gpu-fryer's shortest run; what a GPU that sits idle hides shows within seconds.
             Level::Standard => 10.0,
             Level::Extended => 60.0,
@@ -229,6 +231,38 @@ impl BurnProfile {
         }
         self.precisions.clone()
     }
+}
+
+/// What an image must have on its disk, judged at level image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImageProfile {
+    /// systemd services that start at boot, by unit name without `.service`.
+    pub enabled_services: Vec<String>,
+    /// Files that must be there and not empty, by absolute path.
+    pub files: Vec<String>,
+    /// Files that may stay although `image_leftovers` would object, by absolute path.
+    pub leftovers_allowed: Vec<String>,
+    /// The least free part of the root file system, in percent; 15 by default.
+    pub free_disk_minimum_percent: Option<u32>,
+}
+
+/// What the first boot of an instance does; the image's build reads it (`gpu-validator profile show`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct FirstBootProfile {
+    pub on_failure: FirstBootFailure,
+}
+
+/// What becomes of a node that does not pass at boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FirstBootFailure {
+    /// kubelet is not started, so that the node never joins its cluster.
+    #[default]
+    WithholdKubelet,
+    /// kubelet registers the node with the taint `gpu-bringup.dev/unvalidated`.
+    TaintNode,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

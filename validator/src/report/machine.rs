@@ -15,6 +15,10 @@ pub struct Machine {
     pub kernel_release: Option<String>,
     /// `p5.48xlarge`, on EC2.
     pub ec2_instance_type: Option<String>,
+    pub ec2_region: Option<String>,
+    pub ec2_instance_id: Option<String>,
+    /// The image that the instance was started from.
+    pub ec2_ami_id: Option<String>,
     /// NVML's, else the kernel module's.
     pub driver_version: Option<String>,
     /// `open` or `proprietary`.
@@ -37,6 +41,7 @@ impl Machine {
     pub(crate) fn of(facts: &Facts) -> Self {
         let modules = facts.host.kernel_modules.value();
         let module_version = modules.and_then(|it| it.nvidia_version.value().cloned());
+        let ec2 = facts.host.ec2.value();
         let cuda_number = facts
             .nvml
             .cuda_driver_version
@@ -46,7 +51,10 @@ impl Machine {
             hostname: read(&facts.host.hostname),
             operating_system: read(&facts.host.operating_system),
             kernel_release: read(&facts.host.kernel_release),
-            ec2_instance_type: facts.host.ec2.value().map(|it| it.instance_type.clone()),
+            ec2_instance_type: ec2.map(|it| it.instance_type.clone()),
+            ec2_region: ec2.and_then(|it| it.region.clone()),
+            ec2_instance_id: ec2.and_then(|it| it.instance_id.clone()),
+            ec2_ami_id: ec2.and_then(|it| it.ami_id.clone()),
             driver_version: read(&facts.nvml.driver_version).or(module_version),
             kernel_module_flavor: modules
                 .and_then(|it| it.nvidia_flavor.value())

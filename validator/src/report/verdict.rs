@@ -2,6 +2,7 @@
 
 use super::text::{counted, one_line};
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
+use crate::level::Level;
 
 /// The verdict in one word or two, the same in every report.
 pub(crate) fn word(status: ExitStatus) -> &'static str {
@@ -29,6 +30,9 @@ pub(crate) fn key(status: ExitStatus) -> &'static str {
 pub fn sentence(run: &Run) -> String {
     let counts = run.counts();
     let named = |verdict| named_checks(&run.findings, verdict);
+    if run.level == Level::Image {
+        return sentence_of_an_image(run);
+    }
     match run.exit_status() {
         ExitStatus::Passed => {
             let warnings = match counts.warn {
@@ -58,6 +62,37 @@ pub fn sentence(run: &Run) -> String {
             named(Verdict::Error)
         ),
         ExitStatus::BadInput => "the input could not be used".to_owned(),
+    }
+}
+
+/// An image is published, and takes no work itself.
+fn sentence_of_an_image(run: &Run) -> String {
+    let counts = run.counts();
+    let named = |verdict| named_checks(&run.findings, verdict);
+    match run.exit_status() {
+        ExitStatus::Passed => format!(
+            "this image may be published: {} judged, none failed{}",
+            counted(counts.judged(), "test case"),
+            match counts.warn {
+                0 => String::new(),
+                warn => format!(", {}", counted(warn, "warning")),
+            }
+        ),
+        ExitStatus::Failed => {
+            format!("this image must not be published: {}", named(Verdict::Fail))
+        }
+        _ if counts.error > 0 => format!(
+            "nothing failed, but not everything could be judged; this image is not cleared: {}",
+            named(Verdict::Error)
+        ),
+        _ => format!(
+            "nothing failed, but {}; this image is not cleared",
+            if run.incomplete.is_some() {
+                "the run is not complete"
+            } else {
+                "its driver was not judged"
+            }
+        ),
     }
 }
 

@@ -123,6 +123,7 @@ fn host() -> HostFacts {
                     .collect(),
             )]),
         }),
+        image: None,
     }
 }
 

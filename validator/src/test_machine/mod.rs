@@ -3,6 +3,7 @@
 mod burn;
 mod gpu;
 mod host;
+mod image;
 
 pub(crate) use burn::{burned_node, burned_node_with, burned_node_with_sensors};
 pub(crate) use gpu::{
@@ -10,6 +11,7 @@ pub(crate) use gpu::{
     make_model_unknown, node_with, python_process,
 };
 pub(crate) use host::unload_driver;
+pub(crate) use image::{healthy_image, image_of, judge_image_check};
 
 use crate::check::{self, Check};
 use crate::facts::Facts;
@@ -33,9 +35,13 @@ pub(crate) const VERDICT_SEEN: &str = "verdict-seen";
 
 /// The findings of one check about every subject, host first, then in the order of the GPUs.
 pub(crate) fn judge_check(check: &Check, facts: &Facts, profile_yaml: &str) -> Vec<Finding> {
+    judge_check_at(Level::Extended, check, facts, profile_yaml)
+}
+
+fn judge_check_at(level: Level, check: &Check, facts: &Facts, profile_yaml: &str) -> Vec<Finding> {
     let profile =
         crate::profile::parse(profile_yaml, "test profile").expect("the test's profile is valid");
-    let findings: Vec<Finding> = check::judge(facts, &profile, Level::Extended)
+    let findings: Vec<Finding> = check::judge(facts, &profile, level)
         .into_iter()
         .filter(|it| it.check == check.id)
         .collect();

@@ -1,6 +1,7 @@
 //! The operating system's side: files below `/` or a sysroot, the environment, EC2's metadata.
 
 mod container;
+mod image;
 mod kernel_log;
 mod loader;
 mod modules;
@@ -14,6 +15,7 @@ pub(super) use sysroot::Sysroot;
 
 use super::{Interrupt, ProbeOptions};
 use crate::facts::{HostFacts, KernelLog, Reading};
+use crate::level::Level;
 
 /// Reads everything; what may wait (metadata, the kernel log) beside the rest.
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
@@ -22,6 +24,9 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts 
         let ec2 = scope.spawn(|| system::ec2(&root, options.ec2_metadata));
         let kernel_log = scope.spawn(|| kernel_log::kernel_log(&root, interrupt));
         let mut facts = files(&root, options);
+        if options.level == Level::Image {
+            facts.image = Some(image::image(&root, options, interrupt));
+        }
         facts.ec2 = joined(ec2.join(), "EC2");
         facts.kernel_log = joined(kernel_log.join(), "kernel log");
         facts
@@ -61,6 +66,7 @@ fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
         gsp_firmware_versions: toolkits::gsp_firmware_versions(root),
         container_runtime: container::container_runtime(root),
         environment,
+        image: None,
     }
 }
 
