@@ -1,0 +1,32 @@
+# Where jobs run: on demand, because an interrupted job costs more than the discount.
+
+module "validation_instance" {
+  source = "../../modules/validation-instance"
+
+  name       = "validation-instance"
+  vpc_id     = var.vpc_id
+  subnet_ids = var.private_subnet_ids
+}
+
+module "node_group" {
+  source   = "../../modules/eks-gpu"
+  for_each = var.node_groups
+
+  name                    = each.key
+  cluster_name            = var.cluster_name
+  ami_id                  = var.ami_id
+  operating_system        = each.value.operating_system
+  instance_types          = each.value.instance_types
+  capacity_type           = each.value.capacity_type
+  capacity_reservation_id = each.value.capacity_reservation_id
+  subnet_ids              = coalesce(each.value.subnet_ids, var.private_subnet_ids)
+  scaling = {
+    min_size     = each.value.min_size
+    max_size     = each.value.max_size
+    desired_size = each.value.desired_size
+  }
+  placement_group = each.value.placement_group
+  efa             = each.value.efa
+  root_volume_gib = each.value.root_volume_gib
+  labels          = each.value.labels
+}
