@@ -65,6 +65,8 @@ enum Command {
     /// Profiles: what a node must be
     #[command(subcommand)]
     Profile(commands::profile::ProfileCommand),
+    #[command(subcommand)]
+    Kubernetes(commands::kubernetes::KubernetesCommand),
     Schema(commands::schema::Arguments),
     #[command(subcommand, hide = true)]
     Generate(commands::generate::GenerateCommand),
@@ -98,6 +100,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Judge(arguments) => commands::judge::judge(arguments),
         Command::Checks(command) => commands::checks::checks(command),
         Command::Profile(command) => commands::profile::profile(command),
+        Command::Kubernetes(command) => commands::kubernetes::kubernetes(command),
         Command::Schema(arguments) => Ok(commands::schema::schema(arguments)),
         Command::Generate(command) => commands::generate::generate(command),
         Command::Worker(command) => return crate::worker::run(command),

@@ -8,6 +8,8 @@ pub(crate) mod checks;
 pub(crate) mod collect;
 pub(crate) mod generate;
 pub(crate) mod judge;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod kubernetes;
 pub(crate) mod profile;
 mod progress;
 mod report_files;

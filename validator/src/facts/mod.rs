@@ -9,6 +9,7 @@ mod cuda;
 mod gpu;
 mod host;
 mod kernel_log;
+mod kubernetes;
 mod load;
 mod reading;
 
@@ -22,6 +23,7 @@ pub use cuda::*;
 pub use gpu::*;
 pub use host::*;
 pub use kernel_log::*;
+pub use kubernetes::*;
 pub use load::*;
 pub use reading::*;
 
@@ -58,6 +60,9 @@ pub struct Facts {
     pub cuda: CudaFacts,
     /// What GPUs did under work.
     pub load: LoadFacts,
+    /// What Kubernetes says of this node; `None` where nobody looked, below level standard.
+    #[serde(default)]
+    pub kubernetes: Option<KubernetesFacts>,
     /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`, `cuda_kernel`, …).
     pub timings_ms: BTreeMap<String, f64>,
 }

@@ -209,7 +209,9 @@ pub(super) fn ec2(root: &Sysroot, ask_metadata: bool) -> Reading<Ec2Instance> {
 
 /// Instance metadata version 2: a token first, then the values.
 fn ask_metadata_service(address: &str) -> Option<Ec2Instance> {
-    let client = reqwest::blocking::Client::builder()
+    let client = crate::probe::https::client_builder()
+        // Plain HTTP: no certificate needs to be read.
+        .tls_certs_only([])
         .no_proxy()
         .timeout(METADATA_DEADLINE)
         .connect_timeout(METADATA_DEADLINE)
