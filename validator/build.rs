@@ -1,4 +1,4 @@
-//! Tells the binary which commit it was built from, where git knows.
+//! Tells the binary which commit it was built from, where git knows, and writes the clients of the kubelet's sockets.
 
 use std::process::Command;
 
@@ -26,6 +26,18 @@ fn main() {
         |commit| format!("{version} ({commit})"),
     );
     println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={long}");
+    kubelet_clients();
+}
+
+/// Rust code of the kubelet's interfaces, from the files that Kubernetes publishes; protox needs no protoc.
+fn kubelet_clients() {
+    println!("cargo::rerun-if-changed=proto");
+    let files = ["deviceplugin/v1beta1.proto", "podresources/v1.proto"];
+    let descriptors = protox::compile(files, ["proto"]).expect("the .proto files are right");
+    tonic_prost_build::configure()
+        .build_server(false)
+        .compile_fds(descriptors)
+        .expect("the clients can be written");
 }
 
 fn git(arguments: &[&str]) -> Option<String> {

@@ -68,6 +68,8 @@ enum Command {
     /// Before and after each job of a CI runner: gate, clean, quarantine
     #[command(subcommand)]
     Hook(commands::hook::HookCommand),
+    #[command(subcommand)]
+    Kubernetes(commands::kubernetes::KubernetesCommand),
     Schema(commands::schema::Arguments),
     #[command(subcommand, hide = true)]
     Generate(commands::generate::GenerateCommand),
@@ -102,6 +104,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Checks(command) => commands::checks::checks(command),
         Command::Profile(command) => commands::profile::profile(command),
         Command::Hook(command) => commands::hook::hook(command),
+        Command::Kubernetes(command) => commands::kubernetes::kubernetes(command),
         Command::Schema(arguments) => Ok(commands::schema::schema(arguments)),
         Command::Generate(command) => commands::generate::generate(command),
         Command::Worker(command) => return crate::worker::run(command),

@@ -43,7 +43,7 @@ impl BurnOfRun {
         }
         let Some(duration) = settings.burn.duration(level) else {
             return Ok(Err(match level {
-                Level::Quick => "level quick works no GPU".to_owned(),
+                Level::Quick | Level::Image => format!("level {level} works no GPU"),
                 _ => format!("the profile turns it off for level {level}"),
             }));
         };

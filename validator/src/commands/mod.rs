@@ -11,6 +11,8 @@ pub(crate) mod generate;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod hook;
 pub(crate) mod judge;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod kubernetes;
 pub(crate) mod profile;
 mod progress;
 mod report_files;

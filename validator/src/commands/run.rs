@@ -1,6 +1,6 @@
 //! `gpu-validator run`: look at this machine, judge it, report.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -49,19 +49,45 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     options.deadlines = options.deadlines.scaled(arguments.deadline_scale);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
-    let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
-    let judged = |facts| Run::judged(facts, &profile, &profile_name, arguments.level);
+    let asked = Asked {
+        profile: &profile,
+        profile_name: &profile_name,
+        report: &arguments.report,
+        facts: arguments.facts.as_deref(),
+        forbid_simulated: arguments.report.forbid_simulated,
+    };
+    Ok(look_and_report(options, &asked, &interrupt).exit_status())
+}
+
+/// By what a run judges and where it reports.
+pub(crate) struct Asked<'a> {
+    pub(crate) profile: &'a Profile,
+    pub(crate) profile_name: &'a str,
+    pub(crate) report: &'a ReportOptions,
+    pub(crate) facts: Option<&'a Path>,
+    pub(crate) forbid_simulated: bool,
+}
+
+/// A whole run: looks at this machine, judges it, and writes the reports after every stage.
+pub(crate) fn look_and_report(
+    options: ProbeOptions,
+    asked: &Asked<'_>,
+    interrupt: &Interrupt,
+) -> Run {
+    let level = options.level;
+    let mut files = ReportFiles::new(asked.report, asked.facts);
+    let judged = |facts| Run::judged(facts, asked.profile, asked.profile_name, level);
 
     // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
     // moment to say that a report cannot be written.
     files.write(&judged(unfinished(&nothing_seen(&options), "start")));
-    let mut facts = watch(options, &interrupt, &mut |stage, facts| {
+    let mut facts = watch(options, interrupt, &mut |stage, facts| {
         files.write(&judged(unfinished(facts, &format!("stage {stage}"))));
     });
-    refuse_simulated(&mut facts, arguments.report.forbid_simulated);
+    refuse_simulated(&mut facts, asked.forbid_simulated);
     let run = judged(facts);
-    files.finish(&run, &arguments.report);
-    Ok(run.exit_status())
+    files.finish(&run, asked.report);
+    run
 }
 
 /// Looks at the machine in the three stages, with a line of progress, and returns what was seen. `after_stage` gets the

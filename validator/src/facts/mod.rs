@@ -10,6 +10,7 @@ mod gpu;
 mod host;
 mod image;
 mod kernel_log;
+mod kubernetes;
 mod load;
 mod reading;
 
@@ -24,6 +25,7 @@ pub use gpu::*;
 pub use host::*;
 pub use image::*;
 pub use kernel_log::*;
+pub use kubernetes::*;
 pub use load::*;
 pub use reading::*;
 
@@ -60,6 +62,9 @@ pub struct Facts {
     pub cuda: CudaFacts,
     /// What GPUs did under work.
     pub load: LoadFacts,
+    /// What Kubernetes says of this node; `None` where nobody looked, below level standard.
+    #[serde(default)]
+    pub kubernetes: Option<KubernetesFacts>,
     /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`, `cuda_kernel`, …).
     pub timings_ms: BTreeMap<String, f64>,
 }

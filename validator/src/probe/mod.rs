@@ -7,6 +7,7 @@ mod cuda;
 mod host;
 pub(crate) mod https;
 mod interrupt;
+pub(crate) mod kubernetes;
 pub(crate) mod libraries;
 mod nvml;
 mod options;

@@ -24,6 +24,7 @@ pub(super) fn refuse_impossible_values(
 ) -> Result<(), ProfileError> {
     let found = checks(profile)
         .or_else(|| numbers(profile))
+        .or_else(|| kubernetes(profile))
         .or_else(|| names(profile));
     found.map_or(Ok(()), |found| {
         Err(error(&found, std::slice::from_ref(source)))
@@ -227,6 +228,50 @@ fn names(profile: &Profile) -> Found {
         .position(|it| it.trim().is_empty())
         .and_then(|index| at(&format!("gpus.vbios.{index}"), "a VBIOS version is empty"));
     service.or(model).or(vbios)
+}
+
+/// Texts that name no resource or taint, and times that are none.
+fn kubernetes(profile: &Profile) -> Found {
+    let kubernetes = &profile.kubernetes;
+    let seconds = [
+        (
+            "kubernetes.allocatable_within_s",
+            kubernetes.allocatable_within_s,
+        ),
+        (
+            "kubernetes.gpu_pod.deadline_s",
+            kubernetes.gpu_pod.deadline_s,
+        ),
+    ]
+    .into_iter()
+    .find_map(|(path, value)| {
+        let seconds = value.filter(|it| !(it.is_finite() && *it >= 0.0 && *it <= 86_400.0))?;
+        at(path, format!("{seconds} seconds are no time to wait"))
+    });
+    let zero = [
+        ("kubernetes.replicas", kubernetes.replicas),
+        ("kubernetes.gpu_pod.count", kubernetes.gpu_pod.count),
+    ]
+    .into_iter()
+    .find(|(_, value)| *value == Some(0))
+    .and_then(|(path, _)| at(path, format!("`{path}` is 0")));
+    let taint = kubernetes.taints.iter().position(|it| {
+        let effect = it.rsplit_once(':').map(|(_, effect)| effect);
+        !matches!(
+            effect,
+            Some("NoSchedule" | "NoExecute" | "PreferNoSchedule")
+        )
+    });
+    let taint = taint.and_then(|index| {
+        at(
+            &format!("kubernetes.taints.{index}"),
+            format!(
+                "`{}` is no taint, expected one like `nvidia.com/gpu=true:NoSchedule`",
+                kubernetes.taints[index]
+            ),
+        )
+    });
+    seconds.or(zero).or(taint)
 }
 
 /// Xids with two fates.

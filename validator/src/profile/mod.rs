@@ -5,6 +5,7 @@
 
 mod contradictions;
 mod init;
+mod kubernetes;
 mod load;
 mod merge;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use init::init;
+pub use kubernetes::*;
 pub use load::{ProfileError, load, parse};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor, Precision};
@@ -41,6 +43,8 @@ pub struct Profile {
     pub services: BTreeMap<String, ServiceRequirement>,
     pub environment: EnvironmentProfile,
     pub container_runtime: ContainerRuntimeProfile,
+    /// What the kubelet and the API server must say of the node.
+    pub kubernetes: KubernetesProfile,
     pub policy: Policy,
     pub levels: BTreeMap<Level, LevelProfile>,
     pub image: ImageProfile,

@@ -1,0 +1,579 @@
+//! `gpu-validator kubernetes gate`: validates this node and tells the cluster.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use crate::commands::burn_options::BurnOfRun;
+use crate::commands::report_files::ReportFiles;
+use crate::commands::report_options::ReportOptions;
+use crate::commands::run::{
+    Asked, look_and_report, probe_options, refuse_simulated, stop_on_signals,
+};
+use crate::commands::terminal::{to_stderr, to_stdout};
+use crate::facts::Facts;
+use crate::findings::{ExitStatus, Finding, Run, Verdict};
+use crate::level::Level;
+use crate::probe::Interrupt;
+use crate::probe::kubernetes::client::{ApiClient, ApiError, PatchKind, Target};
+use crate::probe::kubernetes::credentials::CredentialsWanted;
+use crate::probe::kubernetes::{GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, node_name_here};
+use crate::profile::Profile;
+
+/// How long the API server may take for one answer.
+const API_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a change is tried again because somebody else changed the node in between.
+const CONFLICTS_MAXIMUM: u32 = 5;
+/// A condition's message is read in `kubectl describe node`; a page is too much there.
+const MESSAGE_CHARACTERS_MAXIMUM: usize = 1000;
+/// Findings that the annotation names.
+const FINDINGS_MAXIMUM: usize = 10;
+const SUMMARY_CHARACTERS_MAXIMUM: usize = 200;
+
+/// Validate this node and open it for work only when it passes: the container of a DaemonSet
+///
+/// On a pass, node condition GpuValidated becomes True and then the taint is removed. On a failure the condition becomes
+/// False and the taint is put on if it is not there. When something could not be judged, or GPUs are busy, the condition
+/// becomes Unknown with the reason and the taint stays as it is, there or not. A summary is kept as an annotation. The
+/// exit code is that of the validation, and 2 where the cluster could not be told.
+///
+/// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the downward API
+/// (spec.nodeName). The service account of the pod is used, or a kubeconfig.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = crate::cli::EXIT_CODES)]
+pub(crate) struct Arguments {
+    /// This node's name in the cluster
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// Judge these facts, which `gpu-validator run --facts` has just written on this node, instead of looking again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["facts", "sysroot"])]
+    judge: Option<PathBuf>,
+    /// Facts for --judge that are older than this are refused
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    judge_age_maximum_s: u64,
+    /// How much to look at
+    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
+    level: Level,
+    #[command(flatten)]
+    burn: BurnOfRun,
+    #[command(flatten)]
+    report: ReportOptions,
+    /// Write what was seen, so that `gpu-validator judge` can judge it again
+    #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
+    facts: Option<PathBuf>,
+    /// Read the host's files below this folder
+    #[arg(long, value_name = "DIR")]
+    sysroot: Option<PathBuf>,
+    /// The taint that keeps work away until the node has passed
+    #[arg(
+        long,
+        value_name = "KEY:EFFECT",
+        default_value = "gpu-bringup.dev/unvalidated:NoSchedule"
+    )]
+    taint: String,
+    /// The node condition that says the verdict
+    #[arg(long, value_name = "TYPE", default_value = "GpuValidated")]
+    condition: String,
+    /// The node annotation that keeps a summary as JSON
+    #[arg(long, value_name = "KEY", default_value = "gpu-bringup.dev/validation")]
+    annotation: String,
+    /// A kubeconfig instead of the pod's service account [env: KUBECONFIG]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// A context of the kubeconfig instead of its current one
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Say what would be told and tell the cluster nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// After a pass, wait for SIGTERM: the container of a DaemonSet must not end
+    #[arg(long)]
+    stay: bool,
+    /// Let simulated driver libraries open a node, for tests
+    #[arg(long, hide = true)]
+    allow_simulated: bool,
+}
+
+pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let taint: Taint = arguments.taint.parse()?;
+    let (profile, profile_name) = arguments.report.profile()?;
+    let interrupt = stop_on_signals()?;
+    let run = validate(arguments, &profile, &profile_name, &interrupt)?;
+    let decision = Decision::of(&run);
+    let told = tell(arguments, &profile, &taint, &run, &decision, &interrupt);
+    match told {
+        Ok(text) => to_stdout(&format!("{text}\n")),
+        Err(error) => {
+            to_stderr(&format!("error: the cluster was not told: {error:#}\n"));
+            let status = run.exit_status();
+            // A failure stays one; everything else is now not known to the cluster.
+            return Ok(if status == ExitStatus::Failed {
+                status
+            } else {
+                ExitStatus::NotJudged
+            });
+        }
+    };
+    if arguments.stay && run.exit_status() == ExitStatus::Passed {
+        while interrupt.signal().is_none() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    Ok(run.exit_status())
+}
+
+fn validate(
+    arguments: &Arguments,
+    profile: &Profile,
+    profile_name: &str,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Run> {
+    if let Some(path) = &arguments.judge {
+        let mut facts = read_fresh_facts(path, arguments.judge_age_maximum_s)?;
+        let forbidden = arguments.report.forbid_simulated || !arguments.allow_simulated;
+        refuse_simulated(&mut facts, forbidden);
+        let run = Run::judged(facts, profile, profile_name, arguments.level);
+        ReportFiles::new(&arguments.report, None).finish(&run, &arguments.report);
+        return Ok(run);
+    }
+    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), profile);
+    options.burn = arguments.burn.plan(arguments.level, profile)?;
+    let asked = Asked {
+        profile,
+        profile_name,
+        report: &arguments.report,
+        facts: arguments.facts.as_deref(),
+        forbid_simulated: arguments.report.forbid_simulated || !arguments.allow_simulated,
+    };
+    Ok(look_and_report(options, &asked, interrupt))
+}
+
+fn read_fresh_facts(path: &Path, age_maximum_s: u64) -> anyhow::Result<Facts> {
+    let name = path.display();
+    let text = std::fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    let facts = Facts::from_json(&text).with_context(|| name.to_string())?;
+    let collected: jiff::Timestamp = facts
+        .collected_at
+        .parse()
+        .with_context(|| format!("{name}: collected_at is no time"))?;
+    let age_s = jiff::Timestamp::now().as_second() - collected.as_second();
+    // A clock that is set while a node starts must not let old facts through as facts of the future.
+    if !(-60..=i64::try_from(age_maximum_s).unwrap_or(i64::MAX)).contains(&age_s) {
+        bail!("{name}: these facts are {age_s} s old, at most {age_maximum_s} s are accepted");
+    }
+    Ok(facts)
+}
+
+/// A taint by key and effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Taint {
+    key: String,
+    effect: String,
+}
+
+impl std::str::FromStr for Taint {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        match text.rsplit_once(':') {
+            Some((key, effect @ ("NoSchedule" | "NoExecute" | "PreferNoSchedule")))
+                if !key.is_empty() && !key.contains(['=', ' ']) =>
+            {
+                Ok(Self {
+                    key: key.to_owned(),
+                    effect: effect.to_owned(),
+                })
+            }
+            _ => bail!(
+                "`{text}` is not a taint, expected KEY:EFFECT with an effect of NoSchedule, NoExecute or PreferNoSchedule"
+            ),
+        }
+    }
+}
+
+impl Taint {
+    fn is(&self, taint: &Value) -> bool {
+        taint["key"] == self.key.as_str() && taint["effect"] == self.effect.as_str()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TaintChange {
+    Remove,
+    Add,
+    LeaveAsItIs,
+}
+
+/// What the cluster is told of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Decision {
+    /// `True`, `False` or `Unknown`.
+    status: &'static str,
+    /// One word in camel case, as conditions have it.
+    reason: &'static str,
+    message: String,
+    taint: TaintChange,
+}
+
+impl Decision {
+    fn of(run: &Run) -> Self {
+        let (status, reason, taint) = match run.exit_status() {
+            ExitStatus::Passed => ("True", "ValidationPassed", TaintChange::Remove),
+            ExitStatus::Failed => ("False", "ValidationFailed", TaintChange::Add),
+            ExitStatus::Busy => ("Unknown", "GpusBusy", TaintChange::LeaveAsItIs),
+            ExitStatus::NotJudged | ExitStatus::BadInput => {
+                ("Unknown", "NotJudged", TaintChange::LeaveAsItIs)
+            }
+        };
+        Self {
+            status,
+            reason,
+            message: shortened(
+                &crate::report::verdict_sentence(run),
+                MESSAGE_CHARACTERS_MAXIMUM,
+            ),
+            taint,
+        }
+    }
+}
+
+fn shortened(text: &str, characters_maximum: usize) -> String {
+    if text.chars().count() <= characters_maximum {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(characters_maximum - 1).collect();
+    format!("{kept}…")
+}
+
+/// The annotation: what a person or a program wants to know of the last validation, without the reports.
+fn summary(run: &Run) -> Value {
+    let counts = run.counts();
+    let objections = |verdict: Verdict| -> Vec<String> {
+        let of_verdict = run.findings.iter().filter(|it| it.verdict == verdict);
+        of_verdict.take(FINDINGS_MAXIMUM).map(in_one_line).collect()
+    };
+    json!({
+        "verdict": Decision::of(run).reason,
+        "exitCode": run.exit_status() as u8,
+        "at": run.facts.collected_at,
+        "validator": env!("CARGO_PKG_VERSION"),
+        "level": run.level,
+        "profile": run.profile,
+        "gpus": run.facts.gpus.len(),
+        "simulated": run.facts.simulated.is_some(),
+        "counts": counts,
+        "failed": objections(Verdict::Fail),
+        "notJudged": objections(Verdict::Error),
+    })
+}
+
+fn in_one_line(finding: &Finding) -> String {
+    let text = format!(
+        "{} on {}: {}",
+        finding.check, finding.subject, finding.summary
+    );
+    shortened(&text, SUMMARY_CHARACTERS_MAXIMUM)
+}
+
+/// Tells the cluster; the answer says in words what was told.
+fn tell(
+    arguments: &Arguments,
+    profile: &Profile,
+    taint: &Taint,
+    run: &Run,
+    decision: &Decision,
+    interrupt: &Interrupt,
+) -> anyhow::Result<String> {
+    let node = arguments
+        .node_name
+        .clone()
+        .map_or_else(|| node_name_here(profile, &run.facts), Ok)
+        .map_err(anyhow::Error::msg)?;
+    if arguments.dry_run {
+        return Ok(format!(
+            "dry run: node {node} would be told {}={} ({}), taint {}",
+            arguments.condition, decision.status, decision.reason, arguments.taint
+        ));
+    }
+    // The verdict of a run that a signal ended is told all the same, so that signal must not end the telling.
+    let telling = if run.incomplete.is_some() {
+        Interrupt::default()
+    } else {
+        interrupt.clone()
+    };
+    let kubeconfig = arguments.kubeconfig.as_deref().or(profile
+        .kubernetes
+        .api
+        .kubeconfig
+        .as_deref()
+        .map(Path::new));
+    let context = arguments
+        .context
+        .as_deref()
+        .or(profile.kubernetes.api.context.as_deref());
+    let allow_insecure = profile.kubernetes.api.allow_insecure == Some(true);
+    let credentials = CredentialsWanted::from_environment(kubeconfig, context, allow_insecure)
+        .find(&telling)
+        .map_err(anyhow::Error::msg)?
+        .context(
+            "there are no credentials: this is no pod with a service account, and neither --kubeconfig nor KUBECONFIG names a kubeconfig",
+        )?;
+    let client =
+        ApiClient::new(&credentials, API_DEADLINE, &telling).map_err(anyhow::Error::msg)?;
+    let gate = Gate {
+        client: &client,
+        node: &node,
+        arguments,
+        taint,
+    };
+    // A node that is open has its condition already, and one that has failed is closed before it says so.
+    let tainted = match decision.taint {
+        TaintChange::Add => {
+            let tainted = gate.change_taint(run, decision.taint)?;
+            gate.write_condition(decision)?;
+            tainted
+        }
+        TaintChange::Remove | TaintChange::LeaveAsItIs => {
+            gate.write_condition(decision)?;
+            gate.change_taint(run, decision.taint)?
+        }
+    };
+    Ok(format!(
+        "node {node}: {}={} ({}), taint {} {tainted}",
+        arguments.condition, decision.status, decision.reason, arguments.taint
+    ))
+}
+
+/// One node, and who writes to it.
+struct Gate<'a> {
+    client: &'a ApiClient,
+    node: &'a str,
+    arguments: &'a Arguments,
+    taint: &'a Taint,
+}
+
+impl Gate<'_> {
+    fn write_condition(&self, decision: &Decision) -> Result<(), ApiError> {
+        let node = self.client.get(Target::object(GET_NODE, self.node))?;
+        let now = jiff::Timestamp::now()
+            .strftime("%Y-%m-%dT%H:%M:%SZ")
+            .to_string();
+        let condition = condition(&node, &self.arguments.condition, decision, &now);
+        let patch = json!({"status": {"conditions": [condition]}});
+        let target = Target::object(PATCH_NODE_STATUS, self.node);
+        self.client
+            .patch(target, PatchKind::StrategicMerge, &patch)?;
+        Ok(())
+    }
+
+    /// Writes annotation and taint in one request; says what became of the taint.
+    fn change_taint(&self, run: &Run, change: TaintChange) -> Result<&'static str, ApiError> {
+        let summary = summary(run).to_string();
+        let mut conflicts = 0;
+        loop {
+            let node = self.client.get(Target::object(GET_NODE, self.node))?;
+            let (taints, became) = taints_after(&node, self.taint, change);
+            let mut patch = json!({
+                "metadata": {"annotations": {self.arguments.annotation.as_str(): summary}},
+            });
+            if let Some(taints) = taints {
+                // The list is replaced as a whole: with the version that it was read at, nobody's change is lost.
+                patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
+                patch["spec"] = json!({"taints": taints});
+            }
+            let target = Target::object(PATCH_NODE, self.node);
+            match self.client.patch(target, PatchKind::Merge, &patch) {
+                Ok(_) => return Ok(became),
+                Err(error) if error.status == Some(409) && conflicts < CONFLICTS_MAXIMUM => {
+                    conflicts += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The condition as it is to be; the time of transition is kept where the status is what it was.
+fn condition(node: &Value, kind: &str, decision: &Decision, now: &str) -> Value {
+    let before = node["status"]["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|it| it["type"] == kind);
+    let since = before
+        .filter(|it| it["status"] == decision.status)
+        .and_then(|it| it["lastTransitionTime"].as_str())
+        .unwrap_or(now);
+    json!({
+        "type": kind,
+        "status": decision.status,
+        "reason": decision.reason,
+        "message": decision.message,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": since,
+    })
+}
+
+/// The list of taints as it is to be, `None` where it is so already, and what became of ours.
+fn taints_after(
+    node: &Value,
+    taint: &Taint,
+    change: TaintChange,
+) -> (Option<Vec<Value>>, &'static str) {
+    let taints = node["spec"]["taints"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let is_there = taints.iter().any(|it| taint.is(it));
+    match (change, is_there) {
+        (TaintChange::Remove, true) => {
+            let left = taints.into_iter().filter(|it| !taint.is(it)).collect();
+            (Some(left), "removed")
+        }
+        (TaintChange::Add, false) => {
+            let mut taints = taints;
+            taints.push(json!({"key": taint.key, "effect": taint.effect}));
+            (Some(taints), "added")
+        }
+        (_, true) => (None, "left on"),
+        (_, false) => (None, "not there"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_machine::healthy_node;
+
+    fn node(taints: &Value) -> Value {
+        json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}})
+    }
+
+    fn taint() -> Taint {
+        "gpu-bringup.dev/unvalidated:NoSchedule"
+            .parse()
+            .expect("a taint")
+    }
+
+    fn run_of(facts: Facts) -> Run {
+        Run::judged(
+            facts,
+            &Profile::default(),
+            Run::BUILT_IN_PROFILE,
+            Level::Standard,
+        )
+    }
+
+    #[test]
+    fn only_a_pass_removes_the_taint_and_only_a_failure_adds_it() {
+        let passed = run_of(healthy_node());
+        assert_eq!(passed.exit_status(), ExitStatus::Passed);
+        let mut facts = healthy_node();
+        facts.gpus[0].recovery_action =
+            crate::facts::Reading::Value(crate::facts::RecoveryAction::GpuReset);
+        let failed = run_of(facts);
+        let mut facts = healthy_node();
+        facts.interrupted = Some("signal 15 (SIGTERM)".to_owned());
+        let stopped = run_of(facts);
+        for (run, status, taint) in [
+            (&passed, "True", TaintChange::Remove),
+            (&failed, "False", TaintChange::Add),
+            (&stopped, "Unknown", TaintChange::LeaveAsItIs),
+        ] {
+            let decision = Decision::of(run);
+            assert_eq!((decision.status, decision.taint), (status, taint));
+        }
+        let busy = Run {
+            findings: passed
+                .findings
+                .iter()
+                .cloned()
+                .map(|mut it| {
+                    if it.check == "cuda_kernel" {
+                        it.verdict = Verdict::Error;
+                        it.busy = true;
+                    }
+                    it
+                })
+                .collect(),
+            ..passed
+        };
+        let decision = Decision::of(&busy);
+        assert_eq!(
+            (decision.reason, decision.taint),
+            ("GpusBusy", TaintChange::LeaveAsItIs)
+        );
+    }
+
+    #[test]
+    fn other_taints_stay() {
+        let ours = json!({"key": "gpu-bringup.dev/unvalidated", "effect": "NoSchedule"});
+        let other = json!({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"});
+        let same_key = json!({"key": "gpu-bringup.dev/unvalidated", "effect": "NoExecute"});
+        let all = node(&json!([other, ours, same_key]));
+        let (taints, became) = taints_after(&all, &taint(), TaintChange::Remove);
+        assert_eq!(taints, Some(vec![other.clone(), same_key]));
+        assert_eq!(became, "removed");
+        let (taints, became) = taints_after(&node(&json!([other])), &taint(), TaintChange::Add);
+        assert_eq!(taints, Some(vec![other, ours]));
+        assert_eq!(became, "added");
+        for change in [TaintChange::Add, TaintChange::LeaveAsItIs] {
+            assert_eq!(taints_after(&all, &taint(), change), (None, "left on"));
+        }
+        let none = json!({"spec": {}});
+        for change in [TaintChange::Remove, TaintChange::LeaveAsItIs] {
+            assert_eq!(taints_after(&none, &taint(), change), (None, "not there"));
+        }
+    }
+
+    #[test]
+    fn the_time_of_transition_is_kept_while_the_status_is_the_same() {
+        let decision = Decision::of(&run_of(healthy_node()));
+        let node = json!({"status": {"conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": "a"},
+            {"type": "GpuValidated", "status": "True", "lastTransitionTime": "b"},
+        ]}});
+        let same = condition(&node, "GpuValidated", &decision, "now");
+        assert_eq!(same["lastTransitionTime"], "b");
+        assert_eq!(same["lastHeartbeatTime"], "now");
+        let other = condition(&node, "Other", &decision, "now");
+        assert_eq!(other["lastTransitionTime"], "now");
+    }
+
+    #[test]
+    fn a_taint_is_a_key_and_an_effect() {
+        for wrong in ["", "x", "x:Never", ":NoSchedule", "a=b:NoSchedule"] {
+            assert!(wrong.parse::<Taint>().is_err(), "{wrong}");
+        }
+        assert_eq!(taint().key, "gpu-bringup.dev/unvalidated");
+    }
+
+    #[test]
+    fn the_summary_of_a_broken_node_is_short() {
+        let mut facts = healthy_node();
+        for gpu in &mut facts.gpus {
+            *gpu = crate::facts::GpuFacts {
+                uuid: gpu.uuid.clone(),
+                ..crate::facts::GpuFacts::default()
+            };
+        }
+        let text = summary(&run_of(facts)).to_string();
+        assert!(text.len() < 8 * 1024, "{} bytes", text.len());
+        assert!(text.contains("\"notJudged\":[\""), "{text}");
+    }
+
+    #[test]
+    fn old_facts_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("facts.json");
+        for (age_s, accepted) in [(0, true), (100, true), (1000, false), (-3600, false)] {
+            let mut facts = healthy_node();
+            let then = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(age_s);
+            facts.collected_at = then.to_string();
+            std::fs::write(&path, serde_json::to_vec(&facts).expect("JSON")).expect("written");
+            assert_eq!(read_fresh_facts(&path, 900).is_ok(), accepted, "{age_s} s");
+        }
+    }
+}

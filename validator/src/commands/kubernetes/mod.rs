@@ -1,0 +1,20 @@
+//! `gpu-validator kubernetes`: what a cluster runs on its GPU nodes.
+
+mod gate;
+mod rbac;
+
+use crate::findings::ExitStatus;
+
+/// What a cluster runs on its GPU nodes
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum KubernetesCommand {
+    Gate(gate::Arguments),
+    Rbac(rbac::Arguments),
+}
+
+pub(crate) fn kubernetes(command: &KubernetesCommand) -> anyhow::Result<ExitStatus> {
+    match command {
+        KubernetesCommand::Gate(arguments) => gate::gate(arguments),
+        KubernetesCommand::Rbac(arguments) => Ok(rbac::rbac(arguments)),
+    }
+}
