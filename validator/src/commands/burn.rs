@@ -13,7 +13,7 @@ use super::terminal::to_stderr;
 use crate::facts::{Facts, Precision};
 use crate::findings::{ExitStatus, Run};
 use crate::level::Level;
-use crate::load::burn::{BurnOptions, BurnProgress, BurnState, MemoryShare};
+use crate::load::burn::{BurnOptions, BurnProgress, BurnState, EngineChoice, MemoryShare};
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -38,6 +38,9 @@ pub(crate) struct Arguments {
     /// Seed of the operands; the same seed gives the same bits on GPUs of one model
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// Who multiplies
+    #[arg(long, value_enum, default_value = "auto")]
+    engine: EngineChoice,
     /// Burn a GPU although other processes use it
     #[arg(long)]
     share: bool,
@@ -86,6 +89,7 @@ pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             share: arguments.share,
             inject: arguments.inject,
             seed: arguments.seed,
+            engine: arguments.engine,
         };
         let mut lines = ProgressLines::default();
         crate::load::burn::burn(&options, &probe, &mut facts, &interrupt, &mut |gpus| {

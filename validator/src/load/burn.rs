@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use super::burn_worker::EngineChoice;
 use super::burn_worker::{BurnTask, empty_run};
 use super::cuda_kernel::{busy_if_others_use_it, cuda_does_not_work, device_to_use};
 use crate::facts::{
@@ -35,6 +36,8 @@ pub(crate) struct BurnOptions {
     /// How many bits to flip on purpose in each GPU's results.
     pub(crate) inject: u32,
     pub(crate) seed: Option<u64>,
+    /// Who multiplies.
+    pub(crate) engine: EngineChoice,
 }
 
 /// How much of a GPU's memory is written and read back every sweep.
@@ -273,6 +276,7 @@ fn burn_one(
         memory: options.memory,
         inject: options.inject,
         seed,
+        engine: options.engine,
     };
     let Ok(task) = serde_json::to_string(&task) else {
         return Reading::NotRead("the task cannot be written".to_owned());
@@ -665,6 +669,7 @@ mod tests {
             share: false,
             inject: 0,
             seed: None,
+            engine: EngineChoice::Auto,
         };
         let busy = refusal(&gpu, &options, None);
         assert!(matches!(

@@ -16,6 +16,7 @@ pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
 pub(crate) use nvml::{
     GPUS_AT_ONCE, NvmlWorker, SensorMessage, run_sensors_worker, simulator_scenario,
+    with_energy_counter,
 };
 pub use options::{Deadlines, ProbeOptions};
 

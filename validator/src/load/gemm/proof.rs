@@ -47,12 +47,12 @@ fn element_tolerance(operand: OperandType) -> f64 {
     }
 }
 
-/// Freivalds' check of `result` = A · Bᵀ with the signs of `seed`: the largest residual as a multiple of what is allowed;
-/// infinite where nothing is allowed, or nothing is finite.
+/// Freivalds' check of the result at offset `result` = A · Bᵀ with the signs of `seed`: the largest residual as a multiple of
+/// what is allowed; infinite where nothing is allowed, or nothing is finite.
 pub(super) fn freivalds(
     support: &Support<'_, '_, '_>,
     arena: &DeviceMemory<'_, '_>,
-    layout: &Layout,
+    (layout, result): (&Layout, u64),
     mode: OperandMode,
     seed: u64,
 ) -> Result<f64, CudaFailure> {
@@ -66,7 +66,7 @@ pub(super) fn freivalds(
     };
     let (a, b) = (operand(layout.a), operand(layout.b));
     let result = Matrix {
-        address: at(layout.reference),
+        address: at(result),
         type_code: result_type(shape.operand),
         rows: shape.side,
         columns: shape.side,
