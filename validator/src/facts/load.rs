@@ -172,7 +172,8 @@ pub struct PrecisionRun {
 pub struct ReferenceProof {
     /// A checksum over the reference's bits, as hex: GPUs of one model with one seed must agree.
     pub checksum: String,
-    /// Exact integer operands gave the product that the host computed: rows compared, and elements that differed.
+    /// Exact integer operands gave the product that the host computed: rows of which elements were compared (of rows longer
+    /// than 512 elements 512 of each), and elements that differed.
     pub exact_rows: u32,
     pub exact_mismatches: u64,
     /// A checksum over the bits of that product, as hex: how alike GPUs are that are wrong.
