@@ -11,7 +11,8 @@
 //! - `fail`: a wrong element, a NaN or an infinity; a reference that is not right; other bits than most GPUs of the same
 //!   model gave with the same seed.
 //! - `error`: nothing was verified, or not every product; GPUs of one model differ and none has a majority; bits were flipped
-//!   on purpose.
+//!   on purpose; cuBLASLt multiplies exact operands wrongly where the embedded kernels are right, on all GPUs of the model
+//!   alike: that is suspected of being a bug of the library.
 //!
 //! Skipped where no burn was asked for.
 //!
@@ -27,7 +28,7 @@ use std::collections::BTreeMap;
 
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
-use crate::facts::{BurnRun, ElementMismatch, Facts, GpuFacts, PrecisionRun};
+use crate::facts::{BurnEngine, BurnRun, ElementMismatch, Facts, GpuFacts, PrecisionRun};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -72,6 +73,7 @@ fn judge_products(
     if wrong > 0 {
         return Ok(wrong_products(products, run));
     }
+    engines_agree(products, run, gpu, facts, profile)?;
     judge_reference(products)?;
     if products.products_verified == 0 {
         return Ok(Outcome::error(format!(
@@ -131,6 +133,50 @@ fn example(it: &ElementMismatch) -> String {
         "row {} column {}: {} instead of {} ({} bits){sm}{again}",
         it.row, it.column, it.observed, it.expected, it.flipped_bits
     )
+}
+
+/// The two engines' products of exact operands have the same bits, where there are two. Where cuBLASLt alone is wrong, and
+/// wrong alike on every GPU of this model, the library is more likely to be wrong than the GPUs.
+fn engines_agree(
+    products: &PrecisionRun,
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+) -> Result<(), Outcome> {
+    let proof = &products.reference;
+    let Some(different) = proof.second_engine_mismatches.filter(|it| *it > 0) else {
+        return Ok(());
+    };
+    let precision = products.precision;
+    let own_is_right = proof.exact_mismatches == 0;
+    let other_is_right = proof.second_engine_is_right == Some(true);
+    let (library_is_right, kernels_are_right) = match run.engine {
+        BurnEngine::Cublaslt { .. } => (own_is_right, other_is_right),
+        BurnEngine::Ptx { .. } => (other_is_right, own_is_right),
+    };
+    let text = format!(
+        "{precision}: cuBLASLt and the embedded kernels give other bits in {different} elements of a product of exact operands"
+    );
+    let alike = |other: &GpuFacts| {
+        // A GPU that was not burned in this precision says nothing.
+        let its_run = burned::run_of(other, facts, profile).ok();
+        let its = its_run.and_then(|it| it.precisions.iter().find(|it| it.precision == precision));
+        its.is_none_or(|it| {
+            it.reference.second_engine_mismatches == proof.second_engine_mismatches
+                && it.reference.exact_checksum == proof.exact_checksum
+        })
+    };
+    let mut of_the_model = facts.gpus.iter().filter(|it| it.name == gpu.name);
+    if !library_is_right && kernels_are_right && of_the_model.all(alike) {
+        return Err(Outcome::error(format!(
+            "{text}; the kernels are right, and all GPUs of this model are alike: a bug of cuBLASLt is suspected"
+        ))
+        .remedy("burn with --engine ptx, and with another version of cuBLASLt"));
+    }
+    Err(Outcome::fail(text)
+        .expected("the same bits from both")
+        .remedy(REMEDY))
 }
 
 /// `Err` where the reference is wrong or was not proved.
@@ -204,7 +250,9 @@ fn agree_with_others(
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{BurnRun, ElementMismatch, PrecisionRun, Reading};
+    use crate::facts::{
+        BurnEngine, BurnRun, ElementMismatch, PrecisionRun, Reading, ReferenceProof,
+    };
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{burned_node, burned_node_with, healthy_node, judge_check};
 
@@ -256,6 +304,62 @@ mod tests {
         fails(|it| it.reference.freivalds_worst = 1.1);
         fails(|it| it.reference.freivalds_worst = f64::NAN);
         fails(|it| it.reference.sampled_worst = f64::INFINITY);
+    }
+
+    /// All GPUs burned by cuBLASLt; `change` is made on those with these numbers.
+    fn judge_library(numbers: &[usize], change: fn(&mut ReferenceProof)) -> Vec<Finding> {
+        let mut facts = burned_node();
+        for (index, run) in facts.load.burn.values_mut().enumerate() {
+            let Reading::Value(run) = run else { continue };
+            run.engine = BurnEngine::Cublaslt {
+                library: "/usr/local/cuda/lib64/libcublasLt.so.13".to_owned(),
+                version: "13.1.0".to_owned(),
+            };
+            let proof = &mut run.precisions[0].reference;
+            proof.second_engine_mismatches = Some(0);
+            proof.second_engine_is_right = Some(true);
+            if numbers.contains(&index) {
+                change(proof);
+            }
+        }
+        judge_check(&CHECK, &facts, "{}")
+    }
+
+    #[test]
+    fn a_library_that_is_wrong_everywhere_is_suspected_and_a_gpu_alone_is_blamed() {
+        let wrong_library: fn(&mut ReferenceProof) = |proof| {
+            proof.exact_mismatches = 1;
+            proof.second_engine_mismatches = Some(4096);
+        };
+        let all: Vec<usize> = (0..8).collect();
+        let findings = judge_library(&all, wrong_library);
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Error));
+        let summary = &findings[0].summary;
+        assert!(
+            summary.ends_with("a bug of cuBLASLt is suspected"),
+            "{summary}"
+        );
+        // Not on every GPU: then it is the GPU.
+        let findings = judge_library(&all[..1], wrong_library);
+        let verdicts = |verdict| findings.iter().filter(|it| it.verdict == verdict).count();
+        assert_eq!((verdicts(Verdict::Fail), verdicts(Verdict::Pass)), (1, 7));
+        // Both engines wrong, or the kernels alone: no bug of a library.
+        for change in [
+            (|proof| {
+                proof.exact_mismatches = 1;
+                proof.second_engine_mismatches = Some(9);
+                proof.second_engine_is_right = Some(false);
+            }) as fn(&mut ReferenceProof),
+            |proof| {
+                proof.second_engine_mismatches = Some(9);
+                proof.second_engine_is_right = Some(false);
+            },
+        ] {
+            let findings = judge_library(&all, change);
+            assert!(findings.iter().all(|it| it.verdict == Verdict::Fail));
+        }
+        let findings = judge_library(&all, |_| {});
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::terminal::to_stderr;
 use crate::facts::{Facts, Precision};
 use crate::findings::{ExitStatus, Run};
 use crate::level::Level;
-use crate::probe::{BurnOptions, BurnProgress, BurnState};
+use crate::probe::{BurnOptions, BurnProgress, BurnState, EngineChoice};
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// Seed of the operands; the same seed gives the same bits on GPUs of one model
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// Who multiplies
+    #[arg(long, value_enum, default_value = "auto")]
+    engine: EngineChoice,
     /// Burn a GPU although other processes use it
     #[arg(long)]
     share: bool,
@@ -91,6 +94,7 @@ pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             share: arguments.share,
             inject: arguments.inject,
             seed: arguments.seed,
+            engine: arguments.engine,
         };
         let mut lines = ProgressLines::default();
         crate::load::burn::burn(&options, &probe, &mut facts, &interrupt, &mut |gpus| {

@@ -209,9 +209,13 @@ pub struct PrecisionRun {
 pub struct ReferenceProof {
     /// A checksum over the reference's bits, as hex: GPUs of one model with one seed must agree.
     pub checksum: String,
-    /// Exact integer operands gave the product that the host computed: rows compared, and elements that differed.
+    /// Exact integer operands gave the product that the host computed: rows of which elements were compared (of rows longer
+    /// than 512 elements 512 of each), and elements that differed.
     pub exact_rows: u32,
     pub exact_mismatches: u64,
+    /// A checksum over the bits of that product, as hex: how alike GPUs are that are wrong.
+    #[serde(default)]
+    pub exact_checksum: String,
     /// Freivalds' check in FP64 with random vectors: the largest residual as a multiple of the rounding bound (at most 1
     /// is right), and how many vectors.
     pub freivalds_vectors: u32,
@@ -223,8 +227,11 @@ pub struct ReferenceProof {
     #[serde(with = "number_or_nan")]
     #[schemars(with = "Option<f64>")]
     pub sampled_worst: f64,
-    /// The other engine's product of the same operands: elements that lie outside the bound; `None` without one.
+    /// The other engine's product of the same exact operands: elements with other bits; `None` without one.
     pub second_engine_mismatches: Option<u64>,
+    /// Freivalds' check of that product, which allows no difference.
+    #[serde(default)]
+    pub second_engine_is_right: Option<bool>,
 }
 
 /// One wrong element.

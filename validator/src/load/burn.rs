@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+pub use super::burn_worker::EngineChoice;
 use super::burn_worker::{BurnTask, empty_run};
 use super::cuda_kernel::{busy_if_others_use_it, cuda_does_not_work, device_to_use};
 use crate::facts::{
@@ -38,6 +39,8 @@ pub struct BurnOptions {
     pub inject: u32,
     /// `None`: another one each time.
     pub seed: Option<u64>,
+    /// Who multiplies.
+    pub engine: EngineChoice,
 }
 
 impl BurnOptions {
@@ -51,6 +54,7 @@ impl BurnOptions {
             share: false,
             inject: 0,
             seed: None,
+            engine: EngineChoice::Auto,
         }
     }
 }
@@ -332,6 +336,7 @@ fn burn_one(
         memory: options.memory,
         inject: options.inject,
         seed,
+        engine: options.engine,
     };
     let Ok(task) = serde_json::to_string(&task) else {
         return Reading::NotRead("the task cannot be written".to_owned());

@@ -1,5 +1,6 @@
 //! `gpu-validator worker burn`: burns one GPU and tells what it sees twice a second.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,12 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::burn::MemoryShare;
 use super::driver::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, CudaFailure, CudaLibrary, Device, DeviceMemory,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, CudaLibrary, Device, DeviceMemory,
+    Module,
 };
-use super::gemm::images::Family;
+use super::gemm::cublaslt;
+use super::gemm::images::{Family, Image};
 use super::gemm::kernels::{Gemm, Support, families, operand_type};
-use super::gemm::sweep::{BurningGpu, Moment, Sweeps, choose_layout, run};
+use super::gemm::sweep::{BurningGpu, Moment, Sweeps, Trial, choose_layout, run, try_out};
 use crate::facts::{BurnEngine, BurnRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd};
+use crate::probe::with_energy_counter;
 use crate::worker::conversation::Teller;
 
 /// What one worker is asked to do, as its command line carries it.
@@ -27,12 +31,34 @@ pub(super) struct BurnTask {
     pub(super) memory: MemoryShare,
     pub(super) inject: u32,
     pub(super) seed: u64,
+    #[serde(default)]
+    pub(super) engine: EngineChoice,
+}
+
+/// Who is to multiply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineChoice {
+    /// The one that draws more power in its first second; of two that draw as much, the faster
+    #[default]
+    Auto,
+    /// cuBLASLt, which must be installed
+    Cublaslt,
+    /// The embedded kernels, which need the driver alone
+    Ptx,
 }
 
 /// What is taken less at a time when memory is short.
 const SHRINK_BYTES: u64 = 64 << 20;
 /// Attempts to get memory, each 2 % smaller.
 const ALLOCATIONS_MAXIMUM: u32 = 25;
+/// What cuBLASLt may use besides: what NVIDIA recommends for Hopper, and more than others need.
+// Source: cuBLAS documentation, cublasSetWorkspace.
+const WORKSPACE_BYTES: u64 = 32 << 20;
+/// How long each of two engines is tried.
+const TRIAL: Duration = Duration::from_secs(1);
+/// Powers that differ by less are the same.
+const SAME_POWER: f64 = 0.01;
 
 /// `gpu-validator worker burn --task JSON`.
 pub(crate) fn run_worker(task: &str) {
@@ -78,6 +104,8 @@ struct Worker<'t> {
     run: BurnRun,
     stop: Arc<AtomicBool>,
     injected_found: u64,
+    /// What `auto` found better.
+    chosen: Option<EngineChoice>,
 }
 
 impl<'t> Worker<'t> {
@@ -91,6 +119,7 @@ impl<'t> Worker<'t> {
             run: empty_run(WorkerEnd::Finished),
             stop,
             injected_found: 0,
+            chosen: None,
         }
     }
 
@@ -119,11 +148,16 @@ impl<'t> Worker<'t> {
         let context = device.context()?;
         let capability = device.compute_capability()?;
         self.teller.step("cuModuleLoadData");
-        let module = Family::Support
+        let (module, _) = Family::Support
             .load(&context, capability)?
             .ok_or_else(|| exited(no_kernels(capability)))?;
         let support = Support::of(&module, device.multiprocessors()?)?;
+        let library = self.library(task)?;
         self.teller.step("cuMemAlloc");
+        let workspace = match &library {
+            Some(_) => context.allocate(WORKSPACE_BYTES).ok(),
+            None => None,
+        };
         let arena = self.allocate(&context, task.memory)?;
         let gpu = BurningGpu {
             context: &context,
@@ -136,14 +170,22 @@ impl<'t> Worker<'t> {
         if !precisions.is_empty() {
             share_s /= precisions.len() as f64;
         }
+        let engines = Engines {
+            library: library.as_ref(),
+            workspace: workspace
+                .as_ref()
+                .map_or((0, 0), |it| (it.address(), it.bytes())),
+        };
         for precision in &precisions {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            self.burn_precision(&gpu, &device, *precision, task, share_s)?;
+            self.burn_precision(&gpu, &device, &engines, *precision, task, share_s)?;
         }
         let stopped = Instant::now();
         drop(arena);
+        drop(workspace);
+        drop(library);
         drop(module);
         drop(context);
         self.run.stop_ms = Some(stopped.elapsed().as_secs_f64() * 1000.0);
@@ -222,53 +264,186 @@ impl<'t> Worker<'t> {
         Ok(context.allocate(bytes)?)
     }
 
+    /// cuBLASLt, where it is wanted and works.
+    fn library(&mut self, task: &BurnTask) -> Result<Option<Rc<Cublaslt>>, WorkerEnd> {
+        if task.engine == EngineChoice::Ptx {
+            "the embedded kernels were asked for".clone_into(&mut self.run.engine_choice);
+            return Ok(None);
+        }
+        self.teller.step("loading cuBLASLt");
+        match cublaslt::find() {
+            Ok(library) => Ok(Some(library)),
+            Err(reason) if task.engine == EngineChoice::Cublaslt => {
+                Err(exited(format!("cuBLASLt was asked for: {reason}")))
+            }
+            Err(reason) => {
+                self.run.engine_choice = format!("the embedded kernels serve: {reason}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Multiplies in one precision, by the engine that is asked for or that is better.
     fn burn_precision(
         &mut self,
         gpu: &BurningGpu<'_, '_, '_, '_>,
         device: &Device<'_>,
+        engines: &Engines<'_>,
         precision: Precision,
         task: &BurnTask,
         share_s: f64,
     ) -> Result<(), WorkerEnd> {
-        let capability = device.compute_capability()?;
         let operand = operand_type(precision);
-        for family in families(operand, capability) {
-            self.teller
-                .step(&format!("loading the {} kernels", family.name()));
-            let Some(module) = family.load(gpu.context, capability)? else {
-                self.run.notes.push(format!(
-                    "the driver refuses the {} kernels of {precision}",
-                    family.name()
-                ));
-                continue;
-            };
-            let Some(gemm) = Gemm::of(&module, family, operand, device)? else {
-                continue;
-            };
-            self.teller.step(&format!("sizing {precision} products"));
-            let Some(layout) = choose_layout(gpu, &gemm)? else {
-                self.run.notes.push(format!(
-                    "{} bytes of memory are too few for products of {precision}",
-                    gpu.arena.bytes()
-                ));
-                return Ok(());
-            };
-            self.name_engine(family);
+        let loaded = self.kernels(gpu, device, precision)?;
+        let kernels = match &loaded {
+            Some((family, module, _)) => Gemm::of(module, *family, operand, device)?,
+            None => None,
+        };
+        let library = engines
+            .library
+            .map(|library| Gemm::by_cublaslt(library, operand, engines.workspace));
+        let asked = Sweeps {
+            duration: Duration::try_from_secs_f64(share_s).unwrap_or_default(),
+            seed: task.seed,
+            inject: task.inject,
+        };
+        let Some(chosen) =
+            self.choose(gpu, [kernels.as_ref(), library.as_ref()], precision, task)?
+        else {
+            return Ok(());
+        };
+        let by_library = chosen.engine == EngineChoice::Cublaslt;
+        match (&loaded, engines.library) {
+            (_, Some(library)) if by_library => self.name_library(library),
+            (Some((family, _, image)), _) => self.name_kernels(*family, *image),
+            _ => {}
+        }
+        let both = if by_library {
+            (library.as_ref(), kernels.as_ref())
+        } else {
+            (kernels.as_ref(), library.as_ref())
+        };
+        if let (Some(first), second) = both {
             self.teller.step(&format!("{precision} products"));
-            let asked = Sweeps {
-                duration: Duration::try_from_secs_f64(share_s).unwrap_or_default(),
-                seed: task.seed,
-                inject: task.inject,
-            };
-            return self.sweep(gpu, &gemm, layout, asked, precision);
+            self.sweep(gpu, (first, second), chosen.layout, asked, precision)?;
         }
         Ok(())
+    }
+
+    /// The fastest embedded kernels of this precision that the driver takes.
+    fn kernels<'c, 'a>(
+        &mut self,
+        gpu: &BurningGpu<'_, '_, 'c, 'a>,
+        device: &Device<'_>,
+        precision: Precision,
+    ) -> Result<Option<(Family, Module<'c, 'a>, Image)>, WorkerEnd> {
+        let capability = device.compute_capability()?;
+        for family in families(operand_type(precision), capability) {
+            self.teller
+                .step(&format!("loading the {} kernels", family.name()));
+            if let Some((module, image)) = family.load(gpu.context, capability)? {
+                return Ok(Some((family, module, image)));
+            }
+            self.run.notes.push(format!(
+                "the driver refuses the {} kernels of {precision}",
+                family.name()
+            ));
+        }
+        Ok(None)
+    }
+
+    /// Which of the two engines multiplies, and how large. `None` where neither can, which is noted.
+    fn choose(
+        &mut self,
+        gpu: &BurningGpu<'_, '_, '_, '_>,
+        [kernels, library]: [Option<&Gemm<'_, '_, '_>>; 2],
+        precision: Precision,
+        task: &BurnTask,
+    ) -> Result<Option<Chosen>, WorkerEnd> {
+        let wanted = match (task.engine, self.chosen) {
+            (EngineChoice::Auto, Some(chosen)) => chosen,
+            (asked, _) => asked,
+        };
+        if let (EngineChoice::Auto, Some(kernels), Some(library)) = (wanted, kernels, library)
+            && let Some(chosen) = self.better(gpu, [kernels, library], precision, task)?
+        {
+            return Ok(Some(chosen));
+        }
+        let by_library = (library, EngineChoice::Cublaslt);
+        let by_kernels = (kernels, EngineChoice::Ptx);
+        let in_order = match wanted {
+            EngineChoice::Cublaslt => [by_library, by_kernels],
+            _ => [by_kernels, by_library],
+        };
+        self.teller.step(&format!("sizing {precision} products"));
+        for (gemm, engine) in in_order {
+            let layout = match gemm {
+                Some(gemm) => choose_layout(gpu, gemm)?,
+                None => None,
+            };
+            if let Some(layout) = layout {
+                return Ok(Some(Chosen { engine, layout }));
+            }
+            if gemm.is_some() && engine == EngineChoice::Cublaslt {
+                self.run.notes.push(format!(
+                    "cuBLASLt has no way to multiply {precision} with these types"
+                ));
+            }
+            if task.engine == engine && task.engine == EngineChoice::Cublaslt {
+                return Ok(None);
+            }
+        }
+        self.run.notes.push(format!(
+            "{} bytes of memory are too few for products of {precision}",
+            gpu.arena.bytes()
+        ));
+        Ok(None)
+    }
+
+    /// Tries both engines for a second each; the choice holds for the precisions that follow.
+    fn better(
+        &mut self,
+        gpu: &BurningGpu<'_, '_, '_, '_>,
+        engines: [&Gemm<'_, '_, '_>; 2],
+        precision: Precision,
+        task: &BurnTask,
+    ) -> Result<Option<Chosen>, WorkerEnd> {
+        // A burn must not be mostly trials.
+        let duration = TRIAL.min(Duration::try_from_secs_f64(task.seconds / 10.0).unwrap_or(TRIAL));
+        self.teller.step("trying both engines");
+        let mut began = Duration::ZERO;
+        let trials = with_energy_counter(&task.device, |energy_j| {
+            began = self.started.elapsed();
+            engines.map(|gemm| try_out(gpu, gemm, task.seed, duration, energy_j))
+        });
+        let [kernels, library] = trials;
+        let (Some(kernels), Some(library)) = (kernels?, library?) else {
+            return Ok(None);
+        };
+        if self.run.start_to_load_ms <= 0.0 {
+            self.run.start_to_load_ms = began.as_secs_f64() * 1000.0;
+        }
+        let (engine, why) = better_of(&kernels, &library);
+        let (name, trial) = match engine {
+            EngineChoice::Cublaslt => ("cuBLASLt", &library),
+            _ => ("the embedded kernels", &kernels),
+        };
+        self.chosen = Some(engine);
+        self.run.engine_choice = format!(
+            "{name}, {why}: embedded kernels {}, cuBLASLt {} in {precision}",
+            trial_text(&kernels),
+            trial_text(&library)
+        );
+        Ok(Some(Chosen {
+            engine,
+            layout: (trial.layout, trial.product_s),
+        }))
     }
 
     fn sweep(
         &mut self,
         gpu: &BurningGpu<'_, '_, '_, '_>,
-        gemm: &Gemm<'_, '_, '_>,
+        engines: (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
         layout: (super::gemm::Layout, f64),
         asked: Sweeps,
         precision: Precision,
@@ -277,7 +452,7 @@ impl<'t> Worker<'t> {
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
-        let result = run(gpu, gemm, layout, asked, &mut products, &mut |moment| {
+        let result = run(gpu, engines, layout, asked, &mut products, &mut |moment| {
             if self.run.start_to_load_ms <= 0.0 {
                 let to_load = self.started.elapsed().saturating_sub(moment.elapsed);
                 self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
@@ -302,19 +477,68 @@ impl<'t> Worker<'t> {
         self.tell();
     }
 
-    fn name_engine(&mut self, family: Family) {
-        let BurnEngine::Ptx { kernels } = &mut self.run.engine else {
-            return;
-        };
-        if !kernels.split(", ").any(|it| it == family.name()) {
+    fn name_kernels(&mut self, family: Family, image: Image) {
+        if let BurnEngine::Ptx { kernels } = &mut self.run.engine
+            && !kernels.split(", ").any(|it| it == family.name())
+        {
             if !kernels.is_empty() {
                 kernels.push_str(", ");
             }
             kernels.push_str(family.name());
+            let loaded = format!("kernels {} as {image}", family.name());
+            self.run.notes.push(loaded);
         }
-        self.run.engine_choice =
-            format!("the embedded {kernels} kernels, which need the driver alone");
     }
+
+    fn name_library(&mut self, library: &Cublaslt) {
+        // The embedded kernels of an earlier precision stay named in the notes.
+        self.run.engine = BurnEngine::Cublaslt {
+            library: library.path().display().to_string(),
+            version: library.version(),
+        };
+        if self.run.engine_choice.is_empty() {
+            "cuBLASLt was asked for".clone_into(&mut self.run.engine_choice);
+        }
+    }
+}
+
+/// What there is besides the embedded kernels.
+struct Engines<'l> {
+    library: Option<&'l Rc<Cublaslt>>,
+    /// Address and bytes of memory that the library may use.
+    workspace: (u64, u64),
+}
+
+/// Who multiplies, and how large.
+struct Chosen {
+    engine: EngineChoice,
+    layout: (super::gemm::Layout, f64),
+}
+
+/// The better of two engines, and by what.
+fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
+    if let (Some(of_kernels), Some(of_library)) = (kernels.power_w, library.power_w)
+        && (of_kernels - of_library).abs() > SAME_POWER * of_kernels.max(of_library)
+    {
+        let engine = if of_kernels > of_library {
+            EngineChoice::Ptx
+        } else {
+            EngineChoice::Cublaslt
+        };
+        return (engine, "which draws more power");
+    }
+    if library.tflops > kernels.tflops {
+        (EngineChoice::Cublaslt, "which is faster")
+    } else {
+        (EngineChoice::Ptx, "which is faster")
+    }
+}
+
+fn trial_text(trial: &Trial) -> String {
+    let power = trial
+        .power_w
+        .map_or(String::new(), |watts| format!(" at {watts:.0} W"));
+    format!("{:.1} TFLOP/s{power}", trial.tflops)
 }
 
 fn empty_products(precision: Precision) -> PrecisionRun {

@@ -9,6 +9,7 @@
 )]
 
 mod compute;
+mod cublaslt;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -19,6 +20,7 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 pub(crate) use compute::{
     Argument, DeviceMemory, Event, HostWords, Kernel, LaunchShape, TensorMap,
 };
+pub(crate) use cublaslt::{ComputeType, Cublaslt, DataType, ProductPlan, ProductTypes};
 
 use crate::probe::{libraries, simulator_scenario};
 

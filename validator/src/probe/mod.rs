@@ -18,12 +18,13 @@ pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
 pub(crate) use nvml::{
     GPUS_AT_ONCE, NvmlWorker, SensorMessage, run_sensors_worker, simulator_scenario,
+    with_energy_counter,
 };
 pub use options::{Deadlines, ProbeOptions};
 
 use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, KernelLog, Reading};
 use crate::level::{Level, Stage};
-pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, MemoryShare};
+pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, EngineChoice, MemoryShare};
 use nvml::NvmlOutcome;
 
 /// What is told while the machine is looked at.

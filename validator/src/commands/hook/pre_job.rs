@@ -223,17 +223,13 @@ fn work(
     let mut own = assigned.narrowed(facts);
     own.load.cuda_kernel = load::cuda_kernel::run_on_all_gpus(options, interrupt, &own);
     let burn = BurnOptions {
-        duration: arguments.burn.0,
-        precisions: Vec::new(),
         gpus: own
             .gpus
             .iter()
             .filter_map(|it| it.uuid.value().cloned())
             .collect(),
         memory: MemoryShare::Percent(arguments.burn_memory),
-        share: false,
-        inject: 0,
-        seed: None,
+        ..BurnOptions::lasting(arguments.burn.0)
     };
     load::burn::burn(&burn, options, &mut own, interrupt, &mut |_| {});
     facts.load = own.load;

@@ -17,6 +17,23 @@ pub(crate) enum Family {
     Sm90a,
 }
 
+/// What the driver took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Image {
+    Cubin,
+    /// Translated by the driver.
+    Ptx,
+}
+
+impl std::fmt::Display for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cubin => "cubin",
+            Self::Ptx => "PTX that the driver translated",
+        })
+    }
+}
+
 /// A cubin and the compute capability that it is built for; newer minor versions of the same major one run it, too.
 type Cubin = ((u32, u32), &'static [u8]);
 
@@ -106,13 +123,17 @@ impl Family {
         self,
         context: &'c Context<'a>,
         capability: (u32, u32),
-    ) -> Result<Option<Module<'c, 'a>>, CudaFailure> {
+    ) -> Result<Option<(Module<'c, 'a>, Image)>, CudaFailure> {
         for image in self.images(capability) {
             // Text must end in NUL, and what is embedded is not aligned as an ELF file wants to be.
             let mut copy = image.to_vec();
             copy.push(0);
             match context.load_image(&copy) {
-                Ok(module) => return Ok(Some(module)),
+                Ok(module) => {
+                    let is_cubin = image.starts_with(b"\x7fELF");
+                    let image = if is_cubin { Image::Cubin } else { Image::Ptx };
+                    return Ok(Some((module, image)));
+                }
                 Err(CudaFailure::Status { code, .. }) if IMAGE_REFUSED.contains(&code) => {}
                 Err(failure) => return Err(failure),
             }

@@ -1,6 +1,7 @@
 //! The kernels of `KERNELS.md` as functions: which there are for a GPU, and how each is launched.
 
 use std::ffi::CStr;
+use std::rc::Rc;
 
 use super::images::Family;
 use super::operand::{OperandMode, OperandType};
@@ -8,7 +9,8 @@ use super::shape::{Layout, Shape};
 use super::strip::{STRIP_ROWS, STRIP_WORDS};
 use crate::facts::Precision;
 use crate::load::driver::{
-    Argument, Context, CudaFailure, Device, DeviceMemory, Kernel, LaunchShape, Module, TensorMap,
+    Argument, ComputeType, Context, Cublaslt, CudaFailure, DataType, Device, DeviceMemory, Kernel,
+    LaunchShape, Module, ProductPlan, ProductTypes, TensorMap,
 };
 
 type CudaResult<T> = Result<T, CudaFailure>;
@@ -185,11 +187,36 @@ impl<'m, 'c, 'a> Support<'m, 'c, 'a> {
             Argument::U32(word),
             Argument::U32(u32::try_from(STRIP_WORDS).unwrap_or(256)),
             Argument::U32(result_kind(shape)),
-            Argument::Pointer(arena + layout.map(product)),
+            Argument::Pointer(if gemm.notes_multiprocessors() {
+                arena + layout.map(product)
+            } else {
+                0
+            }),
             Argument::U32(gemm.tile.0),
             Argument::U32(gemm.tile.1 * shape.words_per_element()),
             Argument::Pointer(arena + layout.strip_report),
             Argument::U32(cut(product)),
+        ];
+        self.compare_elements.launch(self.striding, &arguments)
+    }
+
+    /// Compares the whole result at offset `result` with the reference, element by element.
+    pub(super) fn compare_all(&self, arena: u64, layout: &Layout, result: u64) -> CudaResult<()> {
+        let shape = layout.shape;
+        let arguments = [
+            Argument::Pointer(arena + result),
+            Argument::Pointer(arena + layout.reference),
+            Argument::U32(shape.row_words()),
+            Argument::U32(0),
+            Argument::U32(shape.side),
+            Argument::U32(0),
+            Argument::U32(shape.row_words()),
+            Argument::U32(result_kind(shape)),
+            Argument::Pointer(0),
+            Argument::U32(1),
+            Argument::U32(1),
+            Argument::Pointer(arena + layout.strip_report),
+            Argument::U32(0),
         ];
         self.compare_elements.launch(self.striding, &arguments)
     }
@@ -265,26 +292,42 @@ pub(super) fn cut(product: u64) -> u32 {
     product as u32
 }
 
-/// The kernel that multiplies.
+/// What multiplies.
 pub(crate) struct Gemm<'m, 'c, 'a> {
-    kernel: Kernel<'m, 'c, 'a>,
-    pub(crate) family: Family,
+    by: Multiplier<'m, 'c, 'a>,
     pub(crate) operand: OperandType,
-    /// Rows and columns of a tile, in elements.
+    /// Rows and columns of a tile, in elements; where no multiprocessors are noted it says nothing.
     pub(super) tile: (u32, u32),
+}
+
+enum Multiplier<'m, 'c, 'a> {
+    Kernel(GemmKernel<'m, 'c, 'a>),
+    Cublaslt {
+        library: Rc<Cublaslt>,
+        /// Address and size of memory that the library may use.
+        workspace: (u64, u64),
+    },
+}
+
+/// One of the embedded kernels.
+struct GemmKernel<'m, 'c, 'a> {
+    kernel: Kernel<'m, 'c, 'a>,
+    family: Family,
     block: u32,
     shared_bytes: u32,
     multiprocessors: u32,
 }
 
-/// The operands of one shape, as Hopper's kernels take them.
+/// The operands of one shape, as what multiplies takes them.
 pub(super) enum Operands {
     Pointers(u64, u64),
     /// Boxed: 256 bytes.
     Maps(Box<[TensorMap; 2]>),
+    Plan([u64; 2], Box<ProductPlan>),
 }
 
 impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
+    /// The embedded kernel of this family.
     pub(crate) fn of(
         module: &'m Module<'c, 'a>,
         family: Family,
@@ -309,42 +352,82 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
             Family::Sm90a if is_f64 => ((128, 128), 384, HOPPER_SHARED_BYTES),
             Family::Sm90a => ((128, 256), 384, HOPPER_SHARED_BYTES),
         };
-        Ok(Some(Self {
+        let kernel = GemmKernel {
             kernel: module.kernel(name, shared_bytes)?,
             family,
-            operand,
-            tile,
             block,
             shared_bytes,
             multiprocessors: device.multiprocessors()?,
+        };
+        Ok(Some(Self {
+            by: Multiplier::Kernel(kernel),
+            operand,
+            tile,
         }))
+    }
+
+    /// cuBLASLt, which may use the memory at `workspace`.
+    pub(crate) fn by_cublaslt(
+        library: &Rc<Cublaslt>,
+        operand: OperandType,
+        workspace: (u64, u64),
+    ) -> Self {
+        Self {
+            by: Multiplier::Cublaslt {
+                library: Rc::clone(library),
+                workspace,
+            },
+            operand,
+            tile: (128, 128),
+        }
+    }
+
+    fn is_hopper_kernel(&self) -> bool {
+        matches!(
+            &self.by,
+            Multiplier::Kernel(GemmKernel {
+                family: Family::Sm90a,
+                ..
+            })
+        )
     }
 
     /// The kernel verifies the product before while it multiplies.
     pub(super) fn verifies(&self) -> bool {
-        self.family == Family::Sm90a
+        self.is_hopper_kernel()
     }
 
+    /// It notes which multiprocessor computes which tile.
+    pub(super) fn notes_multiprocessors(&self) -> bool {
+        matches!(self.by, Multiplier::Kernel(_))
+    }
+
+    /// `None` where products of this shape cannot be computed.
     pub(super) fn operands(
         &self,
         context: &Context<'_>,
         arena: &DeviceMemory<'_, '_>,
         layout: &Layout,
-    ) -> CudaResult<Operands> {
+    ) -> CudaResult<Option<Operands>> {
         let (a, b) = (arena.address() + layout.a, arena.address() + layout.b);
-        if self.family != Family::Sm90a {
-            return Ok(Operands::Pointers(a, b));
-        }
         let Shape { side, k_bytes, .. } = layout.shape;
+        if let Multiplier::Cublaslt { library, workspace } = &self.by {
+            let sizes = [side, side, layout.shape.k()];
+            let plan = library.plan(product_types(self.operand), sizes, *workspace)?;
+            return Ok(plan.map(|plan| Operands::Plan([a, b], Box::new(plan))));
+        }
+        if !self.is_hopper_kernel() {
+            return Ok(Some(Operands::Pointers(a, b)));
+        }
         let box_rows_of_b = if self.operand == OperandType::F64 {
             64
         } else {
             128
         };
-        Ok(Operands::Maps(Box::new([
+        Ok(Some(Operands::Maps(Box::new([
             context.tensor_map(a, side, k_bytes, 128)?,
             context.tensor_map(b, side, k_bytes, box_rows_of_b)?,
-        ])))
+        ]))))
     }
 
     /// Multiplies into the memory at offset `result`. `map` is the offset where the multiprocessors are noted. A kernel
@@ -361,6 +444,10 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
         let (a, b) = match operands {
             Operands::Pointers(a, b) => (Argument::Pointer(*a), Argument::Pointer(*b)),
             Operands::Maps(maps) => (Argument::TensorMap(maps[0]), Argument::TensorMap(maps[1])),
+            Operands::Plan(addresses, plan) => return plan.multiply(*addresses, arena + result),
+        };
+        let Multiplier::Kernel(kernel) = &self.by else {
+            unreachable!("cuBLASLt's operands are a plan");
         };
         let mut arguments = vec![
             a,
@@ -380,12 +467,15 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
                 Argument::U32(cut(verified.unwrap_or(0))),
             ]);
         }
-        self.kernel.launch(self.launch_shape(shape), &arguments)
+        let launch_shape = kernel.launch_shape(shape, self.tile);
+        kernel.kernel.launch(launch_shape, &arguments)
     }
+}
 
-    fn launch_shape(&self, shape: Shape) -> LaunchShape {
-        let rows = shape.side / self.tile.0;
-        let columns = shape.side / self.tile.1;
+impl GemmKernel<'_, '_, '_> {
+    fn launch_shape(&self, shape: Shape, tile: (u32, u32)) -> LaunchShape {
+        let rows = shape.side / tile.0;
+        let columns = shape.side / tile.1;
         let grid = match self.family {
             Family::Sm70 => (columns, rows),
             // Pairs of blocks share their columns; as many pairs as there is room for, each doing tile after tile.
@@ -400,6 +490,25 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
             block: self.block,
             shared_bytes: self.shared_bytes,
         }
+    }
+}
+
+/// How cuBLASLt names what the kernels compute: results have the type of the accumulator.
+fn product_types(operand: OperandType) -> ProductTypes {
+    use OperandType::{Bf16, E4m3, F16, F32, F64, S8, Tf32};
+    let (operand, result, compute) = match operand {
+        F64 => (DataType::F64, DataType::F64, ComputeType::F64),
+        F32 => (DataType::F32, DataType::F32, ComputeType::F32),
+        Tf32 => (DataType::F32, DataType::F32, ComputeType::F32FastTf32),
+        Bf16 => (DataType::Bf16, DataType::F32, ComputeType::F32),
+        F16 => (DataType::F16, DataType::F32, ComputeType::F32),
+        E4m3 => (DataType::E4m3, DataType::F32, ComputeType::F32),
+        S8 => (DataType::S8, DataType::S32, ComputeType::S32),
+    };
+    ProductTypes {
+        operand,
+        result,
+        compute,
     }
 }
 

@@ -1,5 +1,7 @@
-//! Verified matrix products with nothing but the driver: the kernels of `KERNELS.md`, and what the host does around them.
+//! Verified matrix products: with nothing but the driver by the kernels of `KERNELS.md`, or by cuBLASLt, and what the host
+//! does around them.
 
+pub(crate) mod cublaslt;
 pub(crate) mod images;
 pub(crate) mod kernels;
 mod localize;

@@ -12,8 +12,11 @@ use super::shape::{Layout, Shape};
 use super::strip::{STRIP_ROWS, STRIP_WORDS, strip_checksum};
 use crate::load::driver::{CudaFailure, DeviceMemory};
 
-/// Rows that the host computes of a product.
+/// Rows of which the host computes elements.
 pub(super) const HOST_ROWS: usize = 2;
+/// Elements that it computes of each: of a long row one in so many, from a place that the seed chooses. Whole rows of 8192
+/// would cost two seconds of a processor, which a burn of ten seconds should leave to others.
+const HOST_COLUMNS: u32 = 512;
 /// Vectors of Freivalds' check of random operands: a wrong element that the first hides is seen by the second.
 pub(super) const FREIVALDS_VECTORS: u32 = 2;
 /// Added to the seed for B, so that the operands differ.
@@ -47,12 +50,12 @@ fn element_tolerance(operand: OperandType) -> f64 {
     }
 }
 
-/// Freivalds' check of `result` = A · Bᵀ with the signs of `seed`: the largest residual as a multiple of what is allowed;
-/// infinite where nothing is allowed, or nothing is finite.
+/// Freivalds' check of the result at offset `result` = A · Bᵀ with the signs of `seed`: the largest residual as a multiple of
+/// what is allowed; infinite where nothing is allowed, or nothing is finite.
 pub(super) fn freivalds(
     support: &Support<'_, '_, '_>,
     arena: &DeviceMemory<'_, '_>,
-    layout: &Layout,
+    (layout, result): (&Layout, u64),
     mode: OperandMode,
     seed: u64,
 ) -> Result<f64, CudaFailure> {
@@ -66,7 +69,7 @@ pub(super) fn freivalds(
     };
     let (a, b) = (operand(layout.a), operand(layout.b));
     let result = Matrix {
-        address: at(layout.reference),
+        address: at(result),
         type_code: result_type(shape.operand),
         rows: shape.side,
         columns: shape.side,
@@ -198,7 +201,7 @@ impl SampledRows {
         })
     }
 
-    /// Computes the first rows on the host, unless told to stop. Elements compared, those that differ beyond the rounding,
+    /// Computes elements of the first rows on the host, unless told to stop. Elements compared, those that differ beyond the rounding,
     /// and the largest difference as a multiple of it.
     pub(super) fn compare(&self, stop: &AtomicBool) -> HostComparison {
         let shape = self.shape;
@@ -206,8 +209,8 @@ impl SampledRows {
         let rows: Vec<Vec<f64>> = (0..HOST_ROWS as u64)
             .map(|row| self.operand_row(self.seed, u64::from(self.first_row) + row, k))
             .collect();
-        let threads = std::thread::available_parallelism().map_or(1, |it| it.get().min(4));
-        let columns: Vec<u32> = (0..shape.side).collect();
+        let threads = std::thread::available_parallelism().map_or(1, |it| it.get().min(2));
+        let columns = self.sampled_columns();
         let part = columns.len().div_ceil(threads);
         std::thread::scope(|scope| {
             let workers: Vec<_> = columns
@@ -222,6 +225,18 @@ impl SampledRows {
                 .map(|worker| worker.join().unwrap_or_default())
                 .fold(HostComparison::default(), HostComparison::and)
         })
+    }
+
+    /// Elements that a comparison to the end compares.
+    pub(super) fn elements(&self) -> u64 {
+        (HOST_ROWS * self.sampled_columns().len()) as u64
+    }
+
+    fn sampled_columns(&self) -> Vec<u32> {
+        let side = self.shape.side;
+        let step = (side / HOST_COLUMNS).max(1);
+        let first = u32::try_from((self.seed >> 29) % u64::from(step)).unwrap_or_default();
+        (first..side).step_by(step as usize).collect()
     }
 
     fn compare_columns(
@@ -405,6 +420,18 @@ mod tests {
                 assert_eq!(comparison.mismatches, 0, "{operand:?} {mode:?}");
             }
         }
+    }
+
+    #[test]
+    fn of_long_rows_a_part_is_compared_that_the_seed_chooses() {
+        let mut rows = sampled(OperandType::S8, OperandMode::Exact);
+        assert_eq!(rows.elements(), 512);
+        rows.shape.side = 8192;
+        assert_eq!(rows.elements(), 1024);
+        let columns = rows.sampled_columns();
+        assert!(columns.iter().all(|it| *it < 8192));
+        rows.seed ^= 1 << 29;
+        assert_ne!(rows.sampled_columns(), columns);
     }
 
     #[test]

@@ -82,6 +82,8 @@ fn weights(column: u32) -> [u32; 2] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeSet, HashMap};
+
     use super::super::operand::{OperandMode, OperandType, operand_bits};
     use super::*;
 
@@ -141,7 +143,7 @@ mod tests {
     #[test]
     fn two_and_three_flipped_bits_of_a_column_never_cancel() {
         let flips = single_flips();
-        let mut places: std::collections::HashMap<Flip, Vec<usize>> = Default::default();
+        let mut places: HashMap<Flip, Vec<usize>> = HashMap::default();
         for (place, flip) in flips.iter().enumerate() {
             places.entry(*flip).or_default().push(place);
             places.entry(opposite(*flip)).or_default().push(place);
@@ -166,7 +168,7 @@ mod tests {
             .collect();
         pairs.extend(negative);
         pairs.sort_unstable_by_key(|(_, both)| *both);
-        let mut cancelling = std::collections::BTreeSet::new();
+        let mut cancelling = BTreeSet::new();
         for same in pairs.chunk_by(|(_, a), (_, b)| a == b) {
             for (index, (a, _)) in same.iter().enumerate() {
                 for (b, _) in &same[..index] {
@@ -207,7 +209,7 @@ mod tests {
     /// All 8.6 thousand million pairs of bits in different columns.
     #[test]
     fn flipped_bits_of_two_columns_never_cancel() {
-        let mut seen = std::collections::HashMap::new();
+        let mut seen = HashMap::new();
         let flips = single_flips();
         for column in 0..256 {
             let [weight, bytes_weight] = weights(column).map(i128::from);
@@ -241,13 +243,17 @@ mod tests {
                 for bit in [23, 27, 28, 29, 30, 31] {
                     let column = (first * 97 + second * 31 + bit) % STRIP_WORDS;
                     let places = [first, second].map(|row| row * STRIP_WORDS + column);
-                    places.map(|it| words[it] ^= 1 << bit);
+                    for place in places {
+                        words[place] ^= 1 << bit;
+                    }
                     assert_ne!(
                         strip_checksum(&words, STRIP_WORDS),
                         clean,
                         "{places:?} bit {bit}"
                     );
-                    places.map(|it| words[it] ^= 1 << bit);
+                    for place in places {
+                        words[place] ^= 1 << bit;
+                    }
                 }
             }
         }

@@ -74,7 +74,9 @@ pub(crate) fn choose_layout(
         let Some(layout) = Layout::new(shape, gpu.arena.bytes()) else {
             break;
         };
-        let operands = gemm.operands(gpu.context, gpu.arena, &layout)?;
+        let Some(operands) = gemm.operands(gpu.context, gpu.arena, &layout)? else {
+            continue;
+        };
         let mut product_s = f64::INFINITY;
         // The first launch of a kernel also loads it.
         for _ in 0..2 {
@@ -96,19 +98,93 @@ pub(crate) fn choose_layout(
     Ok(chosen)
 }
 
-/// Multiplies for as long as is asked, and writes what is seen into `run` as it goes.
-pub(crate) fn run(
+/// What an engine reached while it was tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Trial {
+    pub(crate) layout: Layout,
+    pub(crate) product_s: f64,
+    pub(crate) tflops: f64,
+    /// Over the same time, where it can be read.
+    pub(crate) power_w: Option<f64>,
+}
+
+/// Multiplies random operands for `duration` without looking at results: what the second half of that reached. `energy_j`
+/// reads the GPU's energy counter. `None` where nothing can be multiplied.
+pub(crate) fn try_out(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
+    seed: u64,
+    duration: Duration,
+    energy_j: &dyn Fn() -> Option<f64>,
+) -> CudaResult<Option<Trial>> {
+    let Some((layout, product_s)) = choose_layout(gpu, gemm)? else {
+        return Ok(None);
+    };
+    let Some(operands) = gemm.operands(gpu.context, gpu.arena, &layout)? else {
+        return Ok(None);
+    };
+    generate_operands(gpu, gemm, &layout, (OperandMode::Random, seed))?;
+    let (before, after) = (gpu.context.event()?, gpu.context.event()?);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a number of products"
+    )]
+    let batch = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, 100_000);
+    let mut product = 0;
+    let mut seconds = 0.0;
+    let mut counted = 0;
+    let mut half: Option<(Instant, Option<f64>)> = None;
+    let started = Instant::now();
+    while started.elapsed() < duration || half.is_none() || counted == 0 {
+        let is_counted = half.is_some();
+        before.record()?;
+        for _ in 0..batch {
+            let place = (layout.result(product), None);
+            gemm.multiply(&operands, gpu.arena.address(), &layout, place, None)?;
+            product += 1;
+        }
+        after.record()?;
+        after.wait()?;
+        if is_counted {
+            seconds += after.seconds_since(&before)?;
+            counted += batch;
+        } else if started.elapsed() >= duration / 2 {
+            half = Some((Instant::now(), energy_j()));
+        }
+    }
+    let power_w = half.and_then(|(since, energy)| {
+        let joules = energy_j()? - energy?;
+        (joules > 0.0).then(|| joules / since.elapsed().as_secs_f64())
+    });
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let tflops = layout.shape.operations() * counted as f64 / seconds.max(1e-9) / 1e12;
+    Ok(Some(Trial {
+        layout,
+        product_s,
+        tflops,
+        power_w,
+    }))
+}
+
+/// Multiplies by `gemm` for as long as is asked, and writes what is seen into `run` as it goes. `second` multiplies exact
+/// operands once, too.
+pub(crate) fn run(
+    gpu: &BurningGpu<'_, '_, '_, '_>,
+    (gemm, second): (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
     (layout, product_s): (Layout, f64),
     asked: Sweeps,
     run: &mut PrecisionRun,
     listener: &mut Listener<'_>,
 ) -> CudaResult<()> {
-    let operands = gemm.operands(gpu.context, gpu.arena, &layout)?;
+    let Some(operands) = gemm.operands(gpu.context, gpu.arena, &layout)? else {
+        return Ok(());
+    };
     (run.m, run.n, run.k) = (layout.shape.side, layout.shape.side, layout.shape.k());
-    let (exact, random) = establish_reference(gpu, gemm, &layout, &operands, asked.seed, run)?;
+    let engines = (gemm, second);
+    let (exact, random) = establish_reference(gpu, engines, &layout, &operands, asked.seed, run)?;
     let stop = AtomicBool::new(false);
+    let elements = exact.elements();
     std::thread::scope(|scope| {
         // The host computes its rows while the GPU burns.
         let host = scope.spawn(|| (exact.compare(&stop), random.compare(&stop)));
@@ -119,9 +195,8 @@ pub(crate) fn run(
             stop.store(true, Ordering::Relaxed);
         }
         if let Ok((exact, random)) = host.join() {
-            let rows = HOST_ROWS as u64 * u64::from(layout.shape.side);
             let proof = &mut run.reference;
-            if exact.elements == rows {
+            if exact.elements == elements {
                 proof.exact_rows = u32::try_from(HOST_ROWS).unwrap_or_default();
             }
             proof.exact_mismatches += exact.mismatches;
@@ -132,24 +207,30 @@ pub(crate) fn run(
     })
 }
 
-/// Makes the reference and proves it: first with exact operands, then with the random ones that are used from then on.
+/// Makes the reference and proves it: first with exact operands, which the second engine multiplies, too, then with the
+/// random ones that are used from then on.
 fn establish_reference(
     gpu: &BurningGpu<'_, '_, '_, '_>,
-    gemm: &Gemm<'_, '_, '_>,
+    (gemm, second): (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
     layout: &Layout,
     operands: &Operands,
     seed: u64,
     run: &mut PrecisionRun,
 ) -> CudaResult<(SampledRows, SampledRows)> {
     let mut proof = ReferenceProof::default();
-    let (exact, _) = multiply_once(gpu, gemm, layout, operands, (OperandMode::Exact, seed))?;
-    let worst = proof::freivalds(gpu.support, gpu.arena, layout, OperandMode::Exact, seed)?;
-    proof.exact_mismatches += u64::from(worst > 1.0);
+    let (exact, checksums) =
+        multiply_once(gpu, gemm, layout, operands, (OperandMode::Exact, seed))?;
+    proof.exact_checksum = proof::checksum_text(&checksums);
+    proof.exact_mismatches += u64::from(!is_right(gpu, layout, layout.reference, seed)?);
+    if let Some(second) = second {
+        compare_engines(gpu, second, layout, seed, &mut proof)?;
+    }
     let (random, checksums) =
         multiply_once(gpu, gemm, layout, operands, (OperandMode::Random, seed))?;
     for vector in 1..=proof::FREIVALDS_VECTORS {
         let seed = seed.wrapping_add(u64::from(vector));
-        let worst = proof::freivalds(gpu.support, gpu.arena, layout, OperandMode::Random, seed)?;
+        let reference = (layout, layout.reference);
+        let worst = proof::freivalds(gpu.support, gpu.arena, reference, OperandMode::Random, seed)?;
         proof.freivalds_worst = proof.freivalds_worst.max(worst);
         proof.freivalds_vectors = vector;
     }
@@ -165,6 +246,60 @@ fn establish_reference(
     Ok((exact, random))
 }
 
+/// Freivalds' check of a product of exact operands, which allows no difference.
+fn is_right(
+    gpu: &BurningGpu<'_, '_, '_, '_>,
+    layout: &Layout,
+    result: u64,
+    seed: u64,
+) -> CudaResult<bool> {
+    let product = (layout, result);
+    let worst = proof::freivalds(gpu.support, gpu.arena, product, OperandMode::Exact, seed)?;
+    Ok(worst <= 1.0)
+}
+
+/// Has the second engine multiply the same exact operands: its product must have the reference's bits.
+fn compare_engines(
+    gpu: &BurningGpu<'_, '_, '_, '_>,
+    second: &Gemm<'_, '_, '_>,
+    layout: &Layout,
+    seed: u64,
+    proof: &mut ReferenceProof,
+) -> CudaResult<()> {
+    let Some(operands) = second.operands(gpu.context, gpu.arena, layout)? else {
+        return Ok(());
+    };
+    // No product of the sweeps is there yet.
+    let result = layout.result(0);
+    let arena = gpu.arena.address();
+    second.multiply(&operands, arena, layout, (result, None), None)?;
+    report::clear(gpu.arena, layout.strip_report)?;
+    gpu.support.compare_all(arena, layout, result)?;
+    let counts = report::read(gpu.arena, layout.strip_report)?.counts;
+    let side = u64::from(layout.shape.side);
+    // What was not compared counts as different.
+    let unseen = (side * side).saturating_sub(counts.checked);
+    proof.second_engine_mismatches = Some(counts.mismatches + unseen);
+    proof.second_engine_is_right = Some(is_right(gpu, layout, result, seed)?);
+    Ok(())
+}
+
+/// Both operands, by the seed.
+fn generate_operands(
+    gpu: &BurningGpu<'_, '_, '_, '_>,
+    gemm: &Gemm<'_, '_, '_>,
+    layout: &Layout,
+    (mode, seed): (OperandMode, u64),
+) -> CudaResult<()> {
+    let elements = layout.shape.operand_elements();
+    for (offset, seed) in [(layout.a, seed), (layout.b, proof::seed_of_b(seed))] {
+        let address = gpu.arena.address() + offset;
+        gpu.support
+            .generate(address, elements, seed, gemm.operand, mode)?;
+    }
+    Ok(())
+}
+
 /// One product into the reference, with its checksums. NaNs are counted for this product alone.
 fn multiply_once(
     gpu: &BurningGpu<'_, '_, '_, '_>,
@@ -174,11 +309,7 @@ fn multiply_once(
     (mode, seed): (OperandMode, u64),
 ) -> CudaResult<(SampledRows, Vec<u64>)> {
     let arena = gpu.arena.address();
-    let elements = layout.shape.operand_elements();
-    for (offset, seed) in [(layout.a, seed), (layout.b, proof::seed_of_b(seed))] {
-        gpu.support
-            .generate(arena + offset, elements, seed, gemm.operand, mode)?;
-    }
+    generate_operands(gpu, gemm, layout, (mode, seed))?;
     gpu.arena.write(layout.nonfinite, &[0; 8])?;
     let place = (layout.reference, None);
     gemm.multiply(operands, arena, layout, place, None)?;

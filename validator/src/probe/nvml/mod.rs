@@ -7,6 +7,7 @@
 mod calls;
 mod collected;
 mod driver;
+mod energy;
 mod protocol;
 mod read;
 mod sensors;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
+pub(crate) use energy::with_energy_counter;
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
 pub(crate) use worker::{GPUS_AT_ONCE, NvmlWorker};

@@ -223,19 +223,28 @@ def expected_operand(kind, mode, seed, count):
     return np.where(w >> np.uint64(63), -1.0, 1.0) * (1 + mantissa) * 2.0 ** exponent
 
 
+ROW_WEIGHTS = (0x7E83826A, 0xF0F5F482, 0xD74E52ED, 0xEDF2F1BD, 0xADD6F58E, 0x7C70444E, 0xB9BEBD55, 0xE6B26F4B,
+               0x6BEBEAD0, 0xA5DCB1BF, 0xF181DBFB, 0x4E534DE0, 0x49AA5F64, 0x5BF68096, 0x4060D54A, 0xD145A9F2)
+
+
 def expected_strip(words):
     """Checksum of 16 x 256 words."""
     column = np.arange(256, dtype=np.uint64)
     mask = np.uint64(0xFFFFFFFF)
-    w = ((column + np.uint64(1)) * np.uint64(0x9E3779B9)) & mask
-    w ^= w >> np.uint64(15)
-    w = (w * np.uint64(0x2C1B3C6D)) & mask
-    w ^= w >> np.uint64(12)
-    w |= np.uint64(1)
-    polynomial = np.zeros(256, dtype=np.uint64)
-    for row in words:
-        polynomial = (polynomial * np.uint64(0x9E3779B1) + row.astype(np.uint64)) & mask
-    return int((polynomial * w).sum(dtype=np.uint64))
+    x = ((column + np.uint64(1)) * np.uint64(0x9E3779B9)) & mask
+    x ^= x >> np.uint64(15)
+    x = (x * np.uint64(0x2C1B3C6D)) & mask
+    x ^= x >> np.uint64(12)
+    weight = x >> np.uint64(2) | np.uint64(1 << 30 | 1)
+    turned = (weight << np.uint64(16) | weight >> np.uint64(16)) & mask | np.uint64(1)
+    polynomial, weighed = np.zeros(256, dtype=np.uint64), np.zeros(256, dtype=np.uint64)
+    for row, weights in zip(words, ROW_WEIGHTS):
+        row = row.astype(np.uint64) & mask
+        polynomial = (polynomial * np.uint64(0xD68CF43B) + row) & mask
+        for shift in range(0, 32, 8):
+            byte = row >> np.uint64(shift) & np.uint64(255)
+            weighed += byte * np.uint64(weights >> shift & 255)
+    return int((polynomial * weight).sum(dtype=np.uint64) + (weighed * turned).sum(dtype=np.uint64) & (2 ** 64 - 1))
 
 
 def check_basic(kernels):

@@ -1,0 +1,153 @@
+//! Who multiplies in a burn: the embedded kernels or cuBLASLt, and what is said where the two disagree.
+
+use serde_json::Value;
+
+use crate::node::{Node, Ran};
+
+/// Products of 512 x 512, which the host's processor multiplies for all GPUs.
+const MEMORY: &str = "8MiB";
+const FOUR_GPUS: &str = "g4dn.12xlarge";
+
+fn burn(node: &Node, arguments: &[&str]) -> Ran {
+    let mut command = node.validator();
+    command
+        .args(["burn", "--memory", MEMORY, "--duration", "1s", "--sysroot"])
+        .arg(node.sysroot())
+        .arg("--json")
+        .arg(node.out.path("report.json"))
+        .arg("--facts")
+        .arg(node.out.path("facts.json"))
+        .args(arguments);
+    node.finish(&mut command)
+}
+
+/// What the facts hold of every GPU's burn.
+fn runs(node: &Node) -> Vec<Value> {
+    let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+    let by_gpu = facts["load"]["burn"].as_object().expect("by GPU");
+    by_gpu.values().map(|run| run["value"].clone()).collect()
+}
+
+fn numerics(ran: &Ran) -> Vec<(&str, &str)> {
+    ran.report
+        .of_check("gemm_numerics")
+        .map(|it| {
+            let text = |name: &str| it[name].as_str().expect("text");
+            (text("verdict"), text("summary"))
+        })
+        .collect()
+}
+
+#[test]
+fn auto_tries_both_engines_and_says_which_is_better_and_why() {
+    let node = Node::healthy("h200x1");
+    let ran = burn(&node, &["--precision", "bf16,fp64"]);
+    assert_eq!(numerics(&ran)[0].0, "pass", "{:?}", numerics(&ran));
+    let run = &runs(&node)[0];
+    let choice = run["engine_choice"].as_str().expect("text");
+    assert!(
+        choice.contains("which") && choice.contains("TFLOP/s") && choice.contains("cuBLASLt"),
+        "{choice}"
+    );
+    for products in run["precisions"].as_array().expect("a list") {
+        let proof = &products["reference"];
+        assert_eq!(proof["second_engine_mismatches"], 0, "{products}");
+        assert_eq!(proof["second_engine_is_right"], true, "{products}");
+    }
+}
+
+#[test]
+fn each_engine_is_taken_when_it_is_asked_for() {
+    let node = Node::healthy("h200x1");
+    for (engine, precisions) in [
+        ("cublaslt", "bf16,fp16,tf32,fp8,int8,fp32,fp64"),
+        ("ptx", "bf16"),
+    ] {
+        let ran = burn(&node, &["--engine", engine, "--precision", precisions]);
+        assert_eq!(numerics(&ran)[0].0, "pass", "{:?}", numerics(&ran));
+        let run = &runs(&node)[0];
+        assert!(run["engine"][engine].is_object(), "{}", run["engine"]);
+        let burned = run["precisions"].as_array().expect("a list");
+        assert_eq!(burned.len(), precisions.split(',').count());
+        if engine == "cublaslt" {
+            let library = run["engine"][engine]["library"].as_str().expect("text");
+            assert!(library.contains("libcublasLt.so.13"), "{library}");
+        }
+    }
+}
+
+#[test]
+fn the_embedded_kernels_serve_where_there_is_no_cublaslt() {
+    let node = Node::with("h200x1", &[], &["cublaslt.init_error=1"]);
+    let ran = burn(&node, &[]);
+    assert_eq!(numerics(&ran)[0].0, "pass");
+    let run = &runs(&node)[0];
+    assert_eq!(run["engine"]["ptx"]["kernels"], "sm_90a");
+    let choice = run["engine_choice"].as_str().expect("text");
+    assert!(
+        choice.starts_with("the embedded kernels serve: no cuBLASLt works"),
+        "{choice}"
+    );
+    assert!(choice.contains("CUBLAS_STATUS_NOT_INITIALIZED"), "{choice}");
+    let ran = burn(&node, &["--engine", "cublaslt"]);
+    assert_ne!(ran.code, 0);
+    let completed = ran
+        .report
+        .of_check("burn_completed")
+        .next()
+        .expect("judged");
+    let summary = completed["summary"].as_str().expect("text");
+    assert!(
+        summary.contains("cuBLASLt was asked for: no cuBLASLt works"),
+        "{summary}"
+    );
+}
+
+#[test]
+fn wrong_results_of_cublaslt_are_found() {
+    let wrong = "gpu.wrong_results={kind: bit, kernel: cublasLt, every_launches: 37}";
+    let node = Node::with("h200x1", &[], &[wrong]);
+    let ran = burn(&node, &["--engine", "cublaslt"]);
+    let (verdict, summary) = numerics(&ran)[0];
+    assert_eq!(verdict, "fail", "{summary}");
+    assert!(
+        !summary.contains("multiprocessor"),
+        "cuBLASLt tells none: {summary}"
+    );
+}
+
+#[test]
+fn a_library_that_is_wrong_on_all_gpus_is_suspected_and_a_gpu_alone_is_blamed() {
+    let wrong = "wrong_results={kind: same-every-time, kernel: cublasLt, element: 777}";
+    for engine in ["cublaslt", "ptx"] {
+        let node = Node::with(FOUR_GPUS, &[], &[&format!("gpu.{wrong}")]);
+        let ran = burn(&node, &["--engine", engine]);
+        let findings = numerics(&ran);
+        if engine == "ptx" {
+            // Nobody asked for cuBLASLt, so that it was not even loaded.
+            assert!(findings.iter().all(|it| it.0 == "pass"), "{findings:?}");
+            continue;
+        }
+        assert_eq!(findings.len(), 4);
+        for (verdict, summary) in findings {
+            assert_eq!(verdict, "error", "{summary}");
+            assert!(
+                summary.ends_with("a bug of cuBLASLt is suspected"),
+                "{summary}"
+            );
+        }
+    }
+    let node = Node::with(FOUR_GPUS, &[], &[&format!("gpus.2.{wrong}")]);
+    let ran = burn(&node, &["--engine", "cublaslt"]);
+    let verdicts: Vec<&str> = numerics(&ran).iter().map(|it| it.0).collect();
+    assert_eq!(
+        verdicts.iter().filter(|it| **it == "fail").count(),
+        1,
+        "{verdicts:?}"
+    );
+    assert_eq!(
+        verdicts.iter().filter(|it| **it == "pass").count(),
+        3,
+        "{verdicts:?}"
+    );
+}
