@@ -1,5 +1,6 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
+mod burns;
 mod driver_faults;
 mod healthy_nodes;
 mod node;

@@ -163,3 +163,19 @@ pub(crate) fn reference_of(
 ) -> Option<GemmRate> {
     reference::gemm_rate(expect::gpu_model(gpu)?, kernels, precision)
 }
+
+/// Mean power over the second half of a burn, in milliwatts; power rises with the temperature.
+pub(crate) fn power_in_second_half_mw(run: &BurnRun, samples: &[&SensorSample]) -> Option<f64> {
+    let powers: Vec<f64> = samples
+        .iter()
+        .filter(|it| f64::from(it.t) >= run.measured_s / 2.0)
+        .filter_map(|it| it.power_mw)
+        .map(f64::from)
+        .collect();
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a mean of at most a hundred samples"
+    )]
+    let count = powers.len() as f64;
+    (count > 0.0).then(|| powers.iter().sum::<f64>() / count)
+}

@@ -44,7 +44,7 @@ impl BurnView {
         let shown = if std::io::stderr().is_terminal() {
             let screen = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
             let bar = screen.add(ProgressBar::new(BAR_STEPS));
-            bar.set_style(style("[{bar:40}] {wide_msg}"));
+            bar.set_style(style("[{bar:20}] {wide_msg}"));
             Shown::Live {
                 screen,
                 lines: BTreeMap::new(),
@@ -157,14 +157,14 @@ enum Width {
 fn words(progress: &BurnProgress, gpu: Option<&GpuFacts>, width: Width) -> String {
     let mut text = match width {
         Width::Whole => progress.uuid.clone(),
-        // The first group of a UUID tells GPUs of one node apart.
-        Width::Short => progress
-            .uuid
-            .split('-')
-            .take(2)
-            .collect::<Vec<_>>()
-            .join("-"),
+        Width::Short => gpu.and_then(|gpu| gpu.pci_address.value()).map_or_else(
+            || progress.uuid.clone(),
+            |it| it.trim_start_matches("0000:").to_owned(),
+        ),
     };
+    if progress.mismatches > 0 {
+        let _ = write!(text, " {} MISMATCHES", progress.mismatches);
+    }
     let state = match progress.state {
         BurnState::Starting => " starting",
         BurnState::Running if width == Width::Short => "",
@@ -259,8 +259,15 @@ mod tests {
             words(&running("GPU-a"), Some(&facts.gpus[0]), Width::Whole),
             "GPU-a running bf16 660.4 TFLOP/s (mean 661.2, 100 % of reference), 698 of 700 W, 1455 MHz, 62 °C, 300 products verified, 0 mismatches, 2.0 GiB, sw_power_cap"
         );
-        let short = words(&running("GPU-0123-4567-89"), None, Width::Short);
+        let short = words(&running("GPU-0123"), None, Width::Short);
         assert!(short.starts_with("GPU-0123 bf16 660.4 TFLOP/s (mean 661.2), 698 of 700 W"));
+        let wrong = BurnProgress {
+            mismatches: 3,
+            ..running("GPU-a")
+        };
+        let short = words(&wrong, Some(&facts.gpus[1]), Width::Short);
+        assert!(short.contains(" 3 MISMATCHES bf16 "), "{short}");
+        assert!(!short.starts_with("GPU-a"), "{short}");
         let starting = BurnProgress {
             uuid: "GPU-a".to_owned(),
             ..BurnProgress::default()

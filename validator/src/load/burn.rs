@@ -306,9 +306,10 @@ fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
         },
         precision: products.map(|it| it.precision),
         kernels: products.map_or_else(String::new, |it| it.kernels.clone()),
-        tflops_now: products
-            .and_then(|it| it.tflops_intervals.last())
-            .map_or(0.0, |it| f64::from(*it)),
+        tflops_now: products.map_or(0.0, |it| match it.tflops_intervals.last() {
+            Some(rate) => f64::from(*rate),
+            None => it.tflops,
+        }),
         tflops_mean: products.map_or(0.0, |it| it.tflops),
         products_verified: sum(|it| it.products_verified),
         mismatches: sum(|it| it.mismatches),

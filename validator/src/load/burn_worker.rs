@@ -48,7 +48,7 @@ pub(crate) fn run_worker(task: &str) {
 }
 
 /// A burn of which nothing is known yet.
-pub(super) fn empty_run(end: WorkerEnd) -> BurnRun {
+pub(crate) fn empty_run(end: WorkerEnd) -> BurnRun {
     BurnRun {
         end,
         engine: BurnEngine::Ptx {
