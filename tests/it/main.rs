@@ -1,6 +1,7 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
 mod burn_engines;
+mod burns;
 mod driver_faults;
 mod healthy_nodes;
 mod node;

@@ -31,7 +31,7 @@ pub(crate) const CHECK: Check = Check {
 };
 
 /// DCGM's `targeted_power` asks for three quarters of its target.
-const SHARE_MINIMUM_PERCENT: u64 = 75;
+const SHARE_MINIMUM: f64 = 0.75;
 /// Power is averaged over a second and rises with the temperature.
 const MEASURED_MINIMUM_S: f64 = 5.0;
 
@@ -44,29 +44,27 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(Outcome::skip("the burn was too short to judge power"));
     }
     let samples = burned::samples_under_load(run, log)?;
-    let powers: Vec<u64> = samples
-        .iter()
-        .filter(|it| f64::from(it.t) >= run.measured_s / 2.0)
-        .filter_map(|it| it.power_mw)
-        .map(u64::from)
-        .collect();
-    let sum: u64 = powers.iter().sum();
     let (Some(mean_mw), Some(limit_mw)) = (
-        sum.checked_div(powers.len() as u64),
-        log.power_limit_mw.map(u64::from),
+        burned::power_in_second_half_mw(run, &samples),
+        log.power_limit_mw.map(f64::from),
     ) else {
         return Ok(Outcome::error(
             "power or its limit were not read during the burn",
         ));
     };
     let text = format!(
-        "{} W of {} W in the second half of the burn",
-        mean_mw / 1000,
-        limit_mw / 1000
+        "{:.0} W of {:.0} W in the second half of the burn",
+        mean_mw / 1000.0,
+        limit_mw / 1000.0
     );
-    if mean_mw * 100 < limit_mw * SHARE_MINIMUM_PERCENT {
+    // Written so that a limit of nothing is no limit that was reached.
+    let is_hot = limit_mw > 0.0 && mean_mw >= limit_mw * SHARE_MINIMUM;
+    if !is_hot {
         return Ok(Outcome::warn(text)
-            .expected(format!("at least {SHARE_MINIMUM_PERCENT} % of the limit"))
+            .expected(format!(
+                "at least {:.0} % of the limit",
+                SHARE_MINIMUM * 100.0
+            ))
             .remedy("see burn_throttling, power_limit and clocks"));
     }
     Ok(Outcome::pass(text))

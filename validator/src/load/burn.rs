@@ -88,11 +88,13 @@ impl MemoryShare {
 }
 
 /// How far the burn of one GPU is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BurnProgress {
     pub uuid: String,
     pub state: BurnState,
     pub precision: Option<Precision>,
+    /// The kernels that multiply: `sm_90a`, `cublaslt`.
+    pub kernels: String,
     pub tflops_now: f64,
     pub tflops_mean: f64,
     pub products_verified: u64,
@@ -100,11 +102,13 @@ pub struct BurnProgress {
     pub elapsed_s: f64,
     pub remaining_s: f64,
     pub memory_bytes: u64,
+    pub power_limit_mw: Option<u32>,
     pub sensors: Option<SensorSample>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BurnState {
+    #[default]
     Starting,
     Running,
     Ended,
@@ -220,7 +224,7 @@ fn refusal(
     }
     let processes = gpu.processes.value().map_or(0, Vec::len);
     if processes > 0 && !options.share {
-        let reason = format!("{processes} other process(es) use it (--share burns anyway)");
+        let reason = format!("{processes} other process(es) use it");
         return Some(Reading::Value(empty_run(WorkerEnd::Busy(reason))));
     }
     None
@@ -267,6 +271,7 @@ struct GpuState {
     ended: bool,
     /// When the first product was under way.
     load_began: Option<Instant>,
+    power_limit_mw: Option<u32>,
     sensors: Option<SensorSample>,
 }
 
@@ -304,15 +309,18 @@ fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
             (false, None) => BurnState::Starting,
         },
         precision: products.map(|it| it.precision),
-        tflops_now: products
-            .and_then(|it| it.tflops_intervals.last())
-            .map_or(0.0, |it| f64::from(*it)),
+        kernels: products.map_or_else(String::new, |it| it.kernels.clone()),
+        tflops_now: products.map_or(0.0, |it| match it.tflops_intervals.last() {
+            Some(rate) => f64::from(*rate),
+            None => it.tflops,
+        }),
         tflops_mean: products.map_or(0.0, |it| it.tflops),
         products_verified: sum(|it| it.products_verified),
         mismatches: sum(|it| it.mismatches),
         elapsed_s,
         remaining_s: (duration.as_secs_f64() - elapsed_s).max(0.0),
         memory_bytes: run.map_or(0, |it| it.memory_used_bytes),
+        power_limit_mw: state.power_limit_mw,
         sensors: state.sensors,
     }
 }
@@ -563,6 +571,7 @@ fn take(
         } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 it.log.power_limit_mw = power_limit_mw;
+                state.change(&uuid, |it| it.power_limit_mw = power_limit_mw);
                 it.log.before = *counters;
             }
         }

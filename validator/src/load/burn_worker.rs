@@ -74,7 +74,7 @@ pub(crate) fn run_worker(task: &str) {
 }
 
 /// A burn of which nothing is known yet.
-pub(super) fn empty_run(end: WorkerEnd) -> BurnRun {
+pub(crate) fn empty_run(end: WorkerEnd) -> BurnRun {
     BurnRun {
         end,
         engine: BurnEngine::Ptx {
@@ -448,7 +448,7 @@ impl<'t> Worker<'t> {
         asked: Sweeps,
         precision: Precision,
     ) -> Result<(), WorkerEnd> {
-        let mut products = empty_products(precision);
+        let mut products = empty_products(precision, gemm.family.name());
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
@@ -541,9 +541,10 @@ fn trial_text(trial: &Trial) -> String {
     format!("{:.1} TFLOP/s{power}", trial.tflops)
 }
 
-fn empty_products(precision: Precision) -> PrecisionRun {
+fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
     PrecisionRun {
         precision,
+        kernels: kernels.to_owned(),
         m: 0,
         n: 0,
         k: 0,

@@ -65,6 +65,7 @@ fn exit_codes_of_the_samples() {
             ("incomplete", ExitStatus::NotJudged),
             ("simulated", ExitStatus::Passed),
             ("busy", ExitStatus::Busy),
+            ("burned", ExitStatus::Failed),
         ]
     );
 }

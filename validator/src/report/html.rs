@@ -41,6 +41,7 @@ pub fn html(run: &Run) -> String {
                     (missing_list(run))
                     (faults_list(run))
                     (gpu_matrix(run))
+                    (super::html_burn::burn(run))
                     (host_table(run))
                     (coverage_list(run))
                 }

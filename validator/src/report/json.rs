@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::burn_rows::{BurnRow, burn_rows};
 use super::coverage::Coverage;
 use super::machine::Machine;
 use super::verdict;
@@ -42,6 +43,9 @@ pub struct Report {
     /// Findings by verdict. A JUnit report of the same run has as many test cases, failures, errors and skips.
     pub counts: Counts,
     pub coverage: Coverage,
+    /// What the burn showed, one row for each GPU and precision; absent where nothing was burned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub burn: Vec<BurnRow>,
     /// The checks that the findings name, by id.
     pub checks: BTreeMap<String, ReportedCheck>,
     pub findings: Vec<Finding>,
@@ -74,6 +78,7 @@ impl Report {
             machine: Machine::of(&run.facts),
             counts: run.counts(),
             coverage: Coverage::of(run),
+            burn: burn_rows(&run.facts),
             checks: reported_checks(&run.findings),
             findings: run.findings.clone(),
             timings_ms: run.facts.timings_ms.clone(),

@@ -6,6 +6,7 @@
 use junit_report::{Duration, OffsetDateTime, Report, TestCase, TestResult, TestSuite};
 use quick_xml::events::{BytesStart, Event};
 
+use super::burn_rows::burn_rows;
 use super::coverage::Coverage;
 use super::faults::documentation_url;
 use super::machine::Machine;
@@ -20,6 +21,8 @@ pub fn junit(run: &Run) -> String {
         .iter()
         .map(|suite| Counts::of(suite.findings.iter().copied()))
         .collect();
+    let properties: Vec<Vec<(String, String)>> =
+        suites.iter().map(|it| burn_properties(it, run)).collect();
     let mut report = Report::new();
     report.add_testsuites(suites.iter().map(|it| it.written(run)));
     let mut written = Vec::new();
@@ -27,7 +30,7 @@ pub fn junit(run: &Run) -> String {
     if report.write_xml(&mut written).is_err() {
         return String::new();
     }
-    add_counts(&written, run, &counts).unwrap_or_default()
+    add_counts(&written, run, &counts, &properties).unwrap_or_default()
 }
 
 /// The findings about one subject.
@@ -255,10 +258,16 @@ fn timestamp(rfc3339: &str) -> OffsetDateTime {
 }
 
 /// Copies the XML, one element a line, with the counts that junit-report does not write.
-fn add_counts(written: &[u8], run: &Run, suites: &[Counts]) -> Option<String> {
+fn add_counts(
+    written: &[u8],
+    run: &Run,
+    suites: &[Counts],
+    properties: &[Vec<(String, String)>],
+) -> Option<String> {
     let mut reader = quick_xml::Reader::from_reader(written);
     let mut writer = quick_xml::Writer::new_with_indent(Vec::new(), b' ', 1);
     let mut suites = suites.iter();
+    let mut properties = properties.iter();
     loop {
         let event = match reader.read_event().ok()? {
             Event::Eof => break,
@@ -266,11 +275,67 @@ fn add_counts(written: &[u8], run: &Run, suites: &[Counts]) -> Option<String> {
             Event::Empty(tag) => Event::Empty(with_counts(tag, run, &mut suites)),
             other => other,
         };
+        let begins_suite =
+            matches!(&event, Event::Start(tag) if tag.name().as_ref() == b"testsuite");
+        let is_empty_suite =
+            matches!(&event, Event::Empty(tag) if tag.name().as_ref() == b"testsuite");
         writer.write_event(event).ok()?;
+        if begins_suite || is_empty_suite {
+            let properties = properties
+                .next()
+                .filter(|it| begins_suite && !it.is_empty());
+            write_properties(&mut writer, properties.map_or(&[], Vec::as_slice))?;
+        }
     }
     let mut text = String::from_utf8(writer.into_inner()).ok()?;
     text.push('\n');
     Some(text)
+}
+
+/// Readers want the properties before the test cases.
+fn write_properties(
+    writer: &mut quick_xml::Writer<Vec<u8>>,
+    properties: &[(String, String)],
+) -> Option<()> {
+    if properties.is_empty() {
+        return Some(());
+    }
+    let element = writer.create_element("properties");
+    let written = element.write_inner_content(|writer| {
+        for (name, value) in properties {
+            writer
+                .create_element("property")
+                .with_attribute(("name", name.as_str()))
+                .with_attribute(("value", value.as_str()))
+                .write_empty()?;
+        }
+        Ok(())
+    });
+    written.ok().map(|_| ())
+}
+
+/// What the burn showed of the suite's GPU: `burn.bf16.tflops`.
+fn burn_properties(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
+    let Subject::Gpu(subject) = suite.subject else {
+        return Vec::new();
+    };
+    let rows = burn_rows(&run.facts).into_iter();
+    rows.filter(|row| Some(&row.gpu_uuid) == subject.uuid.as_ref())
+        .flat_map(|row| {
+            let name = |what: &str| format!("burn.{}.{what}", row.precision);
+            let number = |value: f64| format!("{value:.1}");
+            let values = [
+                ("tflops", row.tflops.map(number)),
+                ("reference_percent", row.reference_percent.map(number)),
+                ("products_verified", Some(row.products_verified.to_string())),
+                ("mismatches", Some(row.mismatches.to_string())),
+                ("power_w", row.power_w.map(number)),
+                ("temperature_c", row.temperature_c.map(|it| it.to_string())),
+            ];
+            values.map(|(what, value)| Some((name(what), attribute(&value?))))
+        })
+        .flatten()
+        .collect()
 }
 
 fn with_counts<'a>(

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::burn_rows::{BurnRow, burn_rows};
 use super::coverage::Coverage;
 use super::faults::faults;
 use super::machine::{Machine, missing};
@@ -40,6 +41,7 @@ pub fn markdown(run: &Run) -> String {
     );
     write_missing(&mut page, run);
     write_faults(&mut page, run);
+    write_burn(&mut page, run);
     write_coverage(&mut page, run);
     write_all(&mut page, run);
     page
@@ -98,6 +100,20 @@ fn write_faults(page: &mut String, run: &Run) {
             cell(&finding.observed),
             cell(&finding.remedy),
         );
+    }
+    page.push('\n');
+}
+
+fn write_burn(page: &mut String, run: &Run) {
+    let rows = burn_rows(&run.facts);
+    if rows.is_empty() {
+        return;
+    }
+    let _ = writeln!(page, "| {} |", BurnRow::HEADS.join(" | "));
+    let _ = writeln!(page, "|{}", "---|".repeat(BurnRow::HEADS.len()));
+    for row in &rows {
+        let cells: Vec<String> = row.cells().iter().map(|it| escaped(it)).collect();
+        let _ = writeln!(page, "| {} |", cells.join(" | "));
     }
     page.push('\n');
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::burn_rows::{BurnRow, burn_rows};
 use super::machine::Machine;
 use super::verdict;
 use crate::facts::GpuFacts;
@@ -13,6 +14,7 @@ pub fn metrics(run: &Run) -> String {
     page.run(run);
     page.checks(run);
     page.gpus(run);
+    page.burn(run);
     page.0
 }
 
@@ -185,6 +187,58 @@ impl Page {
                 .gpus
                 .iter()
                 .filter_map(|gpu| Some((gpu_labels(gpu)?, value(gpu)?)))
+                .collect();
+            self.metric(name, help, &samples);
+        }
+    }
+}
+
+impl Page {
+    fn burn(&mut self, run: &Run) {
+        type Value = fn(&BurnRow) -> Option<f64>;
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+        let values: [(&str, &str, Value); 5] = [
+            (
+                "burn_tflops",
+                "Median throughput of verified products, in 1e12 operations a second.",
+                |row| row.tflops,
+            ),
+            (
+                "burn_reference_ratio",
+                "Throughput over what a healthy GPU of the model was measured to reach.",
+                |row| Some(row.reference_percent? / 100.0),
+            ),
+            (
+                "burn_products_verified",
+                "Products of which every element was compared with the reference.",
+                |row| Some(row.products_verified as f64),
+            ),
+            (
+                "burn_mismatches",
+                "Blocks of results that were wrong, and results that were not finite.",
+                |row| Some(row.mismatches as f64),
+            ),
+            (
+                "burn_power_watts",
+                "Mean power over the second half of the burn.",
+                |row| row.power_w,
+            ),
+        ];
+        let rows = burn_rows(&run.facts);
+        for (name, help, value) in values {
+            let samples: Vec<(Labels<'_>, f64)> = rows
+                .iter()
+                .filter_map(|row| {
+                    let labels = vec![
+                        ("gpu_uuid", row.gpu_uuid.as_str()),
+                        (
+                            "pci_address",
+                            row.pci_address.as_deref().unwrap_or_default(),
+                        ),
+                        ("precision", row.precision.as_str()),
+                    ];
+                    Some((labels, value(row)?))
+                })
                 .collect();
             self.metric(name, help, &samples);
         }

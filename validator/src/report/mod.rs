@@ -3,6 +3,7 @@
 //! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
 //! reports of one run can disagree.
 
+mod burn_rows;
 mod coverage;
 mod faults;
 mod fleet;
@@ -10,6 +11,7 @@ mod github;
 #[cfg(test)]
 mod golden;
 mod html;
+mod html_burn;
 mod human;
 mod json;
 mod junit;
@@ -21,6 +23,7 @@ mod sample;
 mod text;
 mod verdict;
 
+pub use burn_rows::BurnRow;
 pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 pub use github::github_annotations;
 pub(crate) use github::workflow_command;

@@ -2,8 +2,9 @@
 //! expected report.
 
 use crate::facts::{
-    Ec2Instance, Facts, GpuFacts, KernelModuleFlavor, KernelModules, MemoryUse, PciDevice, Power,
-    Reading, Temperature,
+    BurnRun, Ec2Instance, Facts, GpuFacts, KernelModuleFlavor, KernelModules, MemoryUse, PciDevice,
+    Power, Precision, PrecisionRun, Reading, ReferenceProof, SensorLog, SensorSample, Temperature,
+    WorkerEnd,
 };
 use crate::findings::{Finding, GpuSubject, Outcome, Run, Subject};
 use crate::level::Level;
@@ -308,6 +309,68 @@ pub(super) fn busy() -> Run {
     run
 }
 
+/// Two GPUs after ten seconds of two precisions; the second one computed wrong.
+pub(super) fn burned() -> Run {
+    let mut facts = facts(2);
+    let products = |precision, tflops: f64, mismatches| PrecisionRun {
+        precision,
+        kernels: "sm_90a".to_owned(),
+        m: 8192,
+        n: 8192,
+        k: 16_384,
+        products: 1500,
+        products_verified: 1500,
+        gpu_time_s: 5.0,
+        tflops,
+        #[expect(clippy::cast_possible_truncation, reason = "a rate")]
+        tflops_intervals: (0..10_u8)
+            .map(|it| tflops as f32 * if it == 0 { 1.1 } else { 1.0 })
+            .collect(),
+        reference: ReferenceProof::default(),
+        mismatches,
+        nonfinite: 0,
+        examples: Vec::new(),
+    };
+    for (index, mismatches) in [(0, 0), (1, 3)] {
+        let uuid = facts.gpus[index].uuid.value().cloned().unwrap_or_default();
+        let run = BurnRun {
+            measured_s: 10.0,
+            precisions: vec![
+                products(Precision::Bf16, 660.0, mismatches),
+                products(Precision::Fp8, 1305.0, 0),
+            ],
+            ..crate::load::burn_worker::empty_run(WorkerEnd::Finished)
+        };
+        let samples = (0..20_u8).map(|it| SensorSample {
+            t: f32::from(it) / 2.0,
+            power_mw: Some(if it < 2 { 400_000 } else { 694_000 }),
+            sm_mhz: Some(if it < 2 { 1980 } else { 1455 }),
+            gpu_c: Some(40 + i32::from(it)),
+            ..SensorSample::default()
+        });
+        let log = SensorLog {
+            power_limit_mw: Some(700_000),
+            samples: samples.collect(),
+            ..SensorLog::default()
+        };
+        facts.load.burn.insert(uuid.clone(), Reading::Value(run));
+        facts.load.sensors.insert(uuid, log);
+    }
+    let findings = vec![
+        finding(
+            "matrix_load",
+            subject(&facts, 0),
+            Outcome::pass("every element of 3000 products is right"),
+        ),
+        finding(
+            "matrix_load",
+            subject(&facts, 1),
+            Outcome::fail("3 blocks of results are wrong").remedy("take the node out of service"),
+        ),
+    ];
+    run(facts, findings)
+}
+
 /// Every sample by name.
 pub(super) fn all() -> Vec<(&'static str, Run)> {
     vec![
@@ -319,5 +382,6 @@ pub(super) fn all() -> Vec<(&'static str, Run)> {
         ("incomplete", incomplete()),
         ("simulated", simulated()),
         ("busy", busy()),
+        ("burned", burned()),
     ]
 }
