@@ -1,11 +1,12 @@
 //! What the checks of a burn share: the run of a GPU, and its sensors while it was at work.
 
 use crate::facts::{
-    BurnPlan, BurnRun, Facts, GpuFacts, Reading, SensorLog, SensorSample, WorkerEnd,
+    BurnPlan, BurnRun, Facts, GpuFacts, PrecisionRun, Reading, SensorLog, SensorSample, WorkerEnd,
 };
 use crate::findings::Outcome;
-use crate::machine;
 use crate::profile::Profile;
+use crate::reference::{self, GemmRate};
+use crate::{expect, machine};
 
 /// The burn of this GPU, however it ended; `Err` where there was none, or where others use the GPU.
 pub(crate) fn run_of<'f>(
@@ -113,4 +114,43 @@ pub(crate) fn samples_under_load<'f>(
         )));
     }
     Ok(samples)
+}
+
+/// Intervals of half a second that are left out at the beginning of each precision: clocks rise, and the power limit takes a
+/// moment to bind.
+const WARM_UP_INTERVALS: usize = 2;
+/// Fewer intervals have no median worth the name; the mean over all products serves.
+const INTERVALS_MINIMUM: usize = 3;
+
+/// The rates of a precision over time, in TFLOP/s, warm-up left out.
+pub(crate) fn rates_after_warm_up(products: &PrecisionRun) -> Vec<f64> {
+    let intervals = products.tflops_intervals.iter().skip(WARM_UP_INTERVALS);
+    intervals.map(|it| f64::from(*it)).collect()
+}
+
+/// The rate of a precision in TFLOP/s: the median over time, or the mean of a short burn.
+pub(crate) fn rate(products: &PrecisionRun) -> f64 {
+    let mut rates = rates_after_warm_up(products);
+    if rates.len() < INTERVALS_MINIMUM {
+        return products.tflops;
+    }
+    median(&mut rates).unwrap_or(f64::NAN)
+}
+
+/// `None` of nothing. NaN sorts last, so that a majority of them is NaN.
+pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let upper = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 {
+        upper
+    } else {
+        f64::midpoint(upper, values[middle - 1])
+    })
+}
+
+/// What is known of the throughput of this GPU's model with the kernels that multiplied.
+pub(crate) fn reference(products: &PrecisionRun, gpu: &GpuFacts) -> Option<GemmRate> {
+    let model = expect::gpu_model(gpu)?;
+    reference::gemm_rate(model, &products.kernels, products.precision)
 }

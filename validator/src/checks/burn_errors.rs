@@ -45,6 +45,13 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             &after.ecc_volatile,
             |it| (uncorrectable(it), correctable(it)),
         ),
+        // A reset of the driver clears the volatile counters and not these.
+        compare(
+            "ECC errors in the GPU's lifetime",
+            &before.ecc_aggregate,
+            &after.ecc_aggregate,
+            |it| (uncorrectable(it), correctable(it)),
+        ),
         compare(
             "row remapping",
             &before.row_remapping,
@@ -161,6 +168,8 @@ mod tests {
         assert_eq!(verdict, Verdict::Fail);
         let verdict = judge(|log| log.after.ecc_volatile = ecc(None, Some(9)));
         assert_eq!(verdict, Verdict::Warn);
+        let verdict = judge(|log| log.after.ecc_aggregate = ecc(Some(1), None));
+        assert_eq!(verdict, Verdict::Fail);
         let remapped = RowRemapping {
             uncorrectable_rows: 1,
             ..RowRemapping::default()

@@ -26,6 +26,8 @@ mod fabric_manager;
 mod fabric_state;
 mod foreign_processes;
 mod gemm_numerics;
+mod gemm_stability;
+mod gemm_throughput;
 mod gpu_architecture_supported;
 mod gpu_count;
 mod gpu_memory;
@@ -378,5 +380,15 @@ pub(crate) static ALL: &[Entry] = &[
         check: &gemm_numerics::CHECK,
         file_name: "gemm_numerics",
         documentation: include_str!("gemm_numerics.rs"),
+    },
+    Entry {
+        check: &gemm_stability::CHECK,
+        file_name: "gemm_stability",
+        documentation: include_str!("gemm_stability.rs"),
+    },
+    Entry {
+        check: &gemm_throughput::CHECK,
+        file_name: "gemm_throughput",
+        documentation: include_str!("gemm_throughput.rs"),
     },
 ];

@@ -178,6 +178,9 @@ impl std::fmt::Display for Precision {
 #[serde(deny_unknown_fields)]
 pub struct PrecisionRun {
     pub precision: Precision,
+    /// The kernels that multiplied: a family of embedded ones (`sm_90a`), or `cublaslt`.
+    #[serde(default)]
+    pub kernels: String,
     /// The product is `m` x `n`, over `k`.
     pub m: u32,
     pub n: u32,
@@ -292,6 +295,7 @@ pub struct SensorSample {
 #[serde(deny_unknown_fields)]
 pub struct LoadCounters {
     pub ecc_volatile: Reading<super::EccErrors>,
+    pub ecc_aggregate: Reading<super::EccErrors>,
     pub pcie_replays: Reading<u64>,
     pub row_remapping: Reading<super::RowRemapping>,
     pub retired_pages: Reading<super::RetiredPages>,

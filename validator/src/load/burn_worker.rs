@@ -273,7 +273,7 @@ impl<'t> Worker<'t> {
         asked: Sweeps,
         precision: Precision,
     ) -> Result<(), WorkerEnd> {
-        let mut products = empty_products(precision);
+        let mut products = empty_products(precision, gemm.family.name());
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
@@ -317,9 +317,10 @@ impl<'t> Worker<'t> {
     }
 }
 
-fn empty_products(precision: Precision) -> PrecisionRun {
+fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
     PrecisionRun {
         precision,
+        kernels: kernels.to_owned(),
         m: 0,
         n: 0,
         k: 0,

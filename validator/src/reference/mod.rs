@@ -4,6 +4,7 @@ mod cuda_errors;
 mod cuda_toolkits;
 mod driver_version;
 mod ec2_instances;
+mod gemm_rates;
 mod gpu_models;
 mod xids;
 
@@ -15,6 +16,7 @@ pub use cuda_toolkits::{
 };
 pub use driver_version::DriverVersion;
 pub use ec2_instances::{Ec2InstanceRow, ec2_instance, ec2_instances};
+pub use gemm_rates::{GemmRate, gemm_rate};
 pub use gpu_models::{GpuModel, KernelModuleSupport, PcieFloor, gpu_model, gpu_models};
 pub use xids::{Xid, XidClass, xid, xids};
 

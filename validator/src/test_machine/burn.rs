@@ -17,11 +17,15 @@ pub(crate) fn burned_node() -> Facts {
     let gpus: Vec<_> = facts
         .gpus
         .iter()
-        .filter_map(|gpu| Some((gpu.uuid.value()?.clone(), gpu.ecc_volatile.clone())))
+        .filter_map(|gpu| {
+            let ecc = (gpu.ecc_volatile.clone(), gpu.ecc_aggregate.clone());
+            Some((gpu.uuid.value()?.clone(), ecc))
+        })
         .collect();
-    for (uuid, ecc_volatile) in gpus {
+    for (uuid, (ecc_volatile, ecc_aggregate)) in gpus {
         let counters = LoadCounters {
             ecc_volatile,
+            ecc_aggregate,
             pcie_replays: Reading::Value(0),
             row_remapping: Reading::Value(RowRemapping::default()),
             retired_pages: Reading::NotSupported,
@@ -69,13 +73,14 @@ fn sample(index: u8) -> SensorSample {
         gpu_c: Some(62),
         memory_c: Some(68),
         reasons: Some(0x4),
-        utilization_percent: None,
+        utilization_percent: Some(100),
     }
 }
 
 fn healthy_run() -> BurnRun {
     let products = PrecisionRun {
         precision: Precision::Bf16,
+        kernels: "sm_90a".to_owned(),
         m: 8192,
         n: 8192,
         k: 16_384,

@@ -9,8 +9,8 @@ use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlEccSramErrorStatus_v1_t, nvmlFieldValue_st, nvmlGpuFabricInfo_t,
     nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t, nvmlMemory_st,
     nvmlMemory_v2_st, nvmlPciInfo_st, nvmlProcessInfo_v1_st, nvmlProcessInfo_v2_st,
-    nvmlRepairStatus_v1_t, nvmlReturn_t, nvmlRowRemapperHistogramValues_st, nvmlValue_st,
-    nvmlViolationTime_st,
+    nvmlRepairStatus_v1_t, nvmlReturn_t, nvmlRowRemapperHistogramValues_st, nvmlUtilization_st,
+    nvmlValue_st, nvmlViolationTime_st,
 };
 
 use super::calls::{CallFailure, Called, Calls, Failure};
@@ -514,6 +514,14 @@ impl Device<'_> {
         let function = &self.nvml.functions.nvmlDeviceGetViolationStatus;
         self.get_of("nvmlDeviceGetViolationStatus", function, policy, none)
             .map(|it| it.violationTime)
+    }
+
+    /// Share of the driver's last sampling period in which kernels ran.
+    pub(super) fn gpu_utilization_percent(&self) -> Called<u32> {
+        let none = nvmlUtilization_st { gpu: 0, memory: 0 };
+        let function = &self.nvml.functions.nvmlDeviceGetUtilizationRates;
+        self.get("nvmlDeviceGetUtilizationRates", function, none)
+            .map(|it| it.gpu)
     }
 
     pub(super) fn nvlink_error_counter(&self, link: u32, counter: u32) -> Called<u64> {

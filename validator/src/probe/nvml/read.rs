@@ -122,7 +122,7 @@ impl GpuReader<'_> {
                 .filter(|it| *it != 0)
                 .and_then(|it| i32::try_from(it).ok()),
             reasons: self.clocks_event_reasons().ok().map(|it| it.0),
-            utilization_percent: None,
+            utilization_percent: device.gpu_utilization_percent().ok(),
         }
     }
 
@@ -130,6 +130,7 @@ impl GpuReader<'_> {
     pub(super) fn counters(&self) -> LoadCounters {
         LoadCounters {
             ecc_volatile: self.reading(self.ecc_errors(VOLATILE)),
+            ecc_aggregate: self.reading(self.ecc_errors(AGGREGATE)),
             pcie_replays: self.reading(self.device.pcie_replay_counter().map(u64::from)),
             row_remapping: self.reading(self.row_remapping()),
             retired_pages: self.reading(self.retired_pages()),

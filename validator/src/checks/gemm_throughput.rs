@@ -1,0 +1,424 @@
+//! The GPU multiplies as fast as it should, and as fast as the others.
+//!
+//! ## Why
+//! In a job over many GPUs all wait for the slowest. A GPU that is slow and right shows in no other check.
+//!
+//! ## How it is judged
+//! The median rate of each precision, the first second left out.
+//! - Against the reference of the model, where somebody measured one: `fail` below 75 % of it, `warn` below 90 %. Elsewhere against
+//!   a floor far below the data sheet's dense peak: `fail` below it. Where the power limit in force is below the default one,
+//!   both are lowered in proportion. Products of less than a millisecond do not fill a GPU and are not held against either.
+//! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more than 10 % below, `warn` more
+//!   than 5 % below.
+//!
+//! `error` where the rate is no number. Skipped where there is neither reference nor another GPU, where the burn lasted less
+//! than two seconds, where no product was verified (`gemm_numerics` reports that), for MIG devices, and where no burn was
+//! asked for.
+//!
+//! ## What to do
+//! The finding names what held the clocks down, if anything did: see `burn_throttling`, `burn_power`, `power_limit` and
+//! `burn_temperature`. A GPU that is slow at full clocks and power belongs to its vendor.
+//!
+//! ## Source
+//! DCGM asks for 75 % of its reference; gpu-fryer objects to 10 % below the others
+//! (<https://github.com/huggingface/gpu-fryer>), `SuperBench` to 5 %. The rates: `validator/data/gemm_rates.yaml`.
+
+use crate::burned;
+use crate::check::{Check, Judge, worst_of};
+use crate::facts::{BurnRun, ClocksEventReasons, Facts, GpuFacts, PrecisionRun};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::machine;
+use crate::profile::Profile;
+use crate::reference::GemmRate;
+
+pub(crate) const CHECK: Check = Check {
+    id: "gemm_throughput",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://github.com/huggingface/gpu-fryer",
+};
+
+/// DCGM's share of its reference.
+const REFERENCE_SHARE_MINIMUM: f64 = 0.75;
+/// This project's own choice: eight healthy H200s lie within 4 % (BENCHMARKS.md).
+const REFERENCE_SHARE_WANTED: f64 = 0.90;
+/// gpu-fryer's bound.
+const OTHERS_SHARE_MINIMUM: f64 = 0.90;
+/// `SuperBench`'s bound.
+const OTHERS_SHARE_WANTED: f64 = 0.95;
+/// Clocks rise for a moment and the power limit takes a second to bind.
+const MEASURED_MINIMUM_S: f64 = 2.0;
+/// Shorter products leave multiprocessors idle at their ends (this project's own choice).
+const PRODUCT_MINIMUM_S: f64 = 1e-3;
+
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let run = burned::run_of(gpu, facts, profile)?;
+    if gpu.mig.value().is_some_and(|mig| mig.current) {
+        return Ok(Outcome::skip("a MIG device is a part of its GPU"));
+    }
+    if run.measured_s < MEASURED_MINIMUM_S {
+        return Ok(Outcome::skip("the burn was too short to judge throughput"));
+    }
+    if run.precisions.is_empty() {
+        return Err(machine::reported_by(
+            "gemm_numerics",
+            "no product was verified",
+            profile,
+        ));
+    }
+    worst_of(
+        run.precisions
+            .iter()
+            .map(|products| judge_products(products, run, gpu, facts, profile)),
+    )
+}
+
+fn judge_products(
+    products: &PrecisionRun,
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+) -> Judgement {
+    let precision = products.precision;
+    if products.products_verified == 0 {
+        return Err(machine::reported_by(
+            "gemm_numerics",
+            &format!("{precision}: no product was verified"),
+            profile,
+        ));
+    }
+    let rate = burned::rate(products);
+    // Written so that NaN is no rate.
+    let is_rate = rate > 0.0 && rate.is_finite();
+    if !is_rate {
+        return Ok(Outcome::error(format!("{precision}: the rate is {rate}")));
+    }
+    let held = what_held_it(run, gpu, facts);
+    worst_of([
+        against_the_reference(products, rate, gpu, facts, &held),
+        against_the_others(products, rate, run, gpu, facts, profile, &held),
+    ])
+}
+
+fn against_the_reference(
+    products: &PrecisionRun,
+    rate: f64,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    held: &str,
+) -> Judgement {
+    let (precision, kernels) = (products.precision, &products.kernels);
+    let Some(reference) = burned::reference(products, gpu) else {
+        return Err(Outcome::skip(format!(
+            "{precision}: {rate:.1} TFLOP/s with {kernels} kernels; nobody says what this model reaches with them"
+        )));
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a time")]
+    let seconds_each = products.gpu_time_s / products.products.max(1) as f64;
+    if seconds_each < PRODUCT_MINIMUM_S {
+        return Err(Outcome::skip(format!(
+            "{precision}: {rate:.1} TFLOP/s; products of {} x {} x {} are too small for the reference",
+            products.m, products.n, products.k
+        )));
+    }
+    let power = power_share(gpu, facts);
+    let lowered = if power < 1.0 {
+        format!(
+            ", at a power limit of {:.0} % of the default",
+            power * 100.0
+        )
+    } else {
+        String::new()
+    };
+    let (minimum, wanted, text, source) = match reference {
+        GemmRate::Measured { tflops, source } => (
+            tflops * power * REFERENCE_SHARE_MINIMUM,
+            tflops * power * REFERENCE_SHARE_WANTED,
+            format!(
+                "{precision}: {rate:.1} TFLOP/s, {:.0} % of the {tflops:.0} that this model reaches{lowered}",
+                rate / tflops * 100.0
+            ),
+            source,
+        ),
+        GemmRate::Floor { tflops, source } => (
+            tflops * power,
+            0.0,
+            format!(
+                "{precision}: {rate:.1} TFLOP/s, the least of this model is {tflops:.0}{lowered}"
+            ),
+            source,
+        ),
+    };
+    let objection = |outcome: Outcome, least: f64| {
+        outcome
+            .expected(format!("at least {least:.1} TFLOP/s ({source})"))
+            .observed(format!("{rate:.1} TFLOP/s"))
+            .remedy(REMEDY)
+    };
+    Ok(if rate < minimum {
+        objection(Outcome::fail(format!("{text}{held}")), minimum)
+    } else if rate < wanted {
+        objection(Outcome::warn(format!("{text}{held}")), wanted)
+    } else {
+        Outcome::pass(text)
+    })
+}
+
+const REMEDY: &str = "see burn_throttling, burn_power, burn_temperature and power_limit for what holds it back; a GPU that is slow at full clocks and power belongs to its vendor";
+
+fn against_the_others(
+    products: &PrecisionRun,
+    rate: f64,
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+    held: &str,
+) -> Judgement {
+    let precision = products.precision;
+    let others = facts
+        .gpus
+        .iter()
+        .filter(|other| other.name == gpu.name && other.uuid != gpu.uuid)
+        .filter_map(|other| burned::run_of(other, facts, profile).ok())
+        .filter(|its_run| its_run.engine == run.engine)
+        .filter_map(|its_run| {
+            its_run.precisions.iter().find(|it| {
+                let same = (it.precision, it.m, it.n, it.k, &it.kernels);
+                same == (
+                    precision,
+                    products.m,
+                    products.n,
+                    products.k,
+                    &products.kernels,
+                )
+            })
+        });
+    let mut rates: Vec<f64> = others
+        .map(burned::rate)
+        .filter(|it| it.is_finite() && *it > 0.0)
+        .collect();
+    let Some(median) = burned::median(&mut rates) else {
+        return Err(Outcome::skip(format!(
+            "{precision}: no other GPU of this model multiplied the same"
+        )));
+    };
+    let count = machine::counted(rates.len(), "other GPU");
+    let share = rate / median;
+    let objection = |outcome: Outcome, least: f64| {
+        outcome
+            .expected(format!(
+                "at least {:.1} TFLOP/s, {:.0} % of the median of {count}",
+                median * least,
+                least * 100.0
+            ))
+            .observed(format!("{rate:.1} TFLOP/s"))
+            .remedy(REMEDY)
+    };
+    let text = format!(
+        "{precision}: {rate:.1} TFLOP/s, {:.0} % of the median of {count} of this model ({median:.1})",
+        share * 100.0
+    );
+    Ok(if share < OTHERS_SHARE_MINIMUM {
+        objection(Outcome::fail(format!("{text}{held}")), OTHERS_SHARE_MINIMUM)
+    } else if share < OTHERS_SHARE_WANTED {
+        objection(Outcome::warn(format!("{text}{held}")), OTHERS_SHARE_WANTED)
+    } else {
+        Outcome::pass(text)
+    })
+}
+
+/// The power limit in force as a share of the default one, at most 1.
+fn power_share(gpu: &GpuFacts, facts: &Facts) -> f64 {
+    let limit_mw = sensors(gpu, facts).and_then(|log| log.power_limit_mw);
+    let default_w = crate::expect::gpu_model(gpu).and_then(|it| it.power_limit_w);
+    match (limit_mw, default_w) {
+        (Some(limit_mw), Some(default_w)) => {
+            (f64::from(limit_mw) / 1000.0 / f64::from(default_w)).min(1.0)
+        }
+        _ => 1.0,
+    }
+}
+
+fn sensors<'f>(gpu: &GpuFacts, facts: &'f Facts) -> Option<&'f crate::facts::SensorLog> {
+    facts.load.sensors.get(gpu.uuid.value()?)
+}
+
+/// What the sensors say of the clocks: `; clocks held down by hw_thermal_slowdown, 1005 MHz, 350 W`. Empty without sensors.
+fn what_held_it(run: &BurnRun, gpu: &GpuFacts, facts: &Facts) -> String {
+    use std::fmt::Write as _;
+    let samples = sensors(gpu, facts).and_then(|log| burned::samples_under_load(run, log).ok());
+    let Some(samples) = samples else {
+        return String::new();
+    };
+    let all = samples
+        .iter()
+        .filter_map(|it| it.reasons)
+        .fold(0, |all, it| all | it);
+    let names = ClocksEventReasons(all & !ClocksEventReasons::GPU_IDLE).names();
+    let mut text = if names.is_empty() {
+        "; nothing held the clocks down".to_owned()
+    } else {
+        format!("; clocks held down by {}", names.join(", "))
+    };
+    let last = samples.last();
+    // Writing to a string does not fail.
+    if let Some(clock) = last.and_then(|it| it.sm_mhz) {
+        let _ = write!(text, ", {clock} MHz");
+    }
+    if let Some(power) = last.and_then(|it| it.power_mw) {
+        let _ = write!(text, ", {} W", power / 1000);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{BurnRun, Facts, PrecisionRun, Reading};
+    use crate::findings::{Finding, Verdict};
+    use crate::test_machine::{
+        burned_node, burned_node_with, healthy_node, judge_check, make_model_unknown,
+    };
+
+    /// Each of eight H200s as `rates` says, in the order of their UUIDs, which is that of the GPUs.
+    fn node(change: impl Fn(usize, &mut PrecisionRun)) -> Facts {
+        let mut facts = burned_node();
+        for (index, run) in facts.load.burn.values_mut().enumerate() {
+            let Reading::Value(run) = run else { continue };
+            change(index, &mut run.precisions[0]);
+        }
+        facts
+    }
+
+    fn set_rate(products: &mut PrecisionRun, tflops: f64) {
+        products.tflops = tflops;
+        #[expect(clippy::cast_possible_truncation, reason = "a rate")]
+        products.tflops_intervals.fill(tflops as f32);
+    }
+
+    fn all_at(tflops: f64) -> Verdict {
+        let facts = node(|_, products| set_rate(products, tflops));
+        judge_check(&CHECK, &facts, "{}")[0].verdict
+    }
+
+    fn third_at(tflops: f64) -> Vec<Finding> {
+        let facts =
+            node(|index, products| set_rate(products, if index == 2 { tflops } else { 660.0 }));
+        judge_check(&CHECK, &facts, "{}")
+    }
+
+    #[test]
+    fn passes_on_every_gpu_and_skips_without_a_burn() {
+        let findings = judge_check(&CHECK, &burned_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+        assert!(
+            findings[0].summary.contains("100 % of the 663"),
+            "{}",
+            findings[0].summary
+        );
+        let findings = judge_check(&CHECK, &healthy_node(), "{}");
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn the_reference_is_judged_where_all_gpus_are_alike() {
+        // 90 % and 75 % of 663.
+        assert_eq!(all_at(597.0), Verdict::Pass);
+        assert_eq!(all_at(596.0), Verdict::Warn);
+        assert_eq!(all_at(498.0), Verdict::Warn);
+        assert_eq!(all_at(497.0), Verdict::Fail);
+    }
+
+    #[test]
+    fn the_outlier_is_named_and_the_others_pass() {
+        // 95 % and 90 % of 660.
+        assert_eq!(third_at(627.5)[2].verdict, Verdict::Pass);
+        assert_eq!(third_at(626.5)[2].verdict, Verdict::Warn);
+        assert_eq!(third_at(594.5)[2].verdict, Verdict::Warn);
+        let findings = third_at(593.5);
+        let failing: Vec<usize> = (0..8)
+            .filter(|it| findings[*it].verdict == Verdict::Fail)
+            .collect();
+        assert_eq!(failing, [2]);
+        assert!(
+            findings[2]
+                .summary
+                .contains("90 % of the median of 7 other GPUs"),
+            "{}",
+            findings[2].summary
+        );
+        assert!(
+            findings[2]
+                .summary
+                .contains("clocks held down by sw_power_cap, 1455 MHz, 694 W"),
+            "{}",
+            findings[2].summary
+        );
+        assert!(
+            findings
+                .iter()
+                .enumerate()
+                .all(|(index, it)| index == 2 || it.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn a_lower_power_limit_lowers_what_is_asked() {
+        let mut facts = node(|_, products| set_rate(products, 480.0));
+        assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Fail);
+        for log in facts.load.sensors.values_mut() {
+            log.power_limit_mw = Some(500_000);
+        }
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(0);
+        assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
+    }
+
+    #[test]
+    fn without_a_reference_the_others_judge() {
+        let unknown = |third: f64| {
+            let mut facts = node(|index, products| {
+                set_rate(products, if index == 2 { third } else { 100.0 });
+            });
+            facts.gpus.iter_mut().for_each(make_model_unknown);
+            judge_check(&CHECK, &facts, "{}").swap_remove(2)
+        };
+        assert_eq!(unknown(99.0).verdict, Verdict::Pass);
+        assert_eq!(unknown(80.0).verdict, Verdict::Fail);
+        let mut alone = node(|_, _| {});
+        alone.gpus.truncate(1);
+        alone.gpus.iter_mut().for_each(make_model_unknown);
+        assert_eq!(judge_check(&CHECK, &alone, "{}")[0].verdict, Verdict::Skip);
+    }
+
+    #[test]
+    fn small_products_are_held_against_the_others_only() {
+        let facts = node(|_, products| {
+            set_rate(products, 50.0);
+            products.gpu_time_s = 2.9;
+        });
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(0);
+        assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
+        assert!(finding.summary.contains("of the median"));
+    }
+
+    #[test]
+    fn what_is_no_rate_or_was_not_verified_never_passes() {
+        let judge = |change: fn(&mut BurnRun)| {
+            judge_check(&CHECK, &burned_node_with(change), "{}").swap_remove(2)
+        };
+        for rate in [f64::NAN, 0.0, f64::INFINITY] {
+            let facts = node(|_, products| set_rate(products, rate));
+            assert_eq!(judge_check(&CHECK, &facts, "{}")[0].verdict, Verdict::Error);
+        }
+        assert_eq!(
+            judge(|run| run.precisions[0].products_verified = 0).verdict,
+            Verdict::Skip
+        );
+        assert_eq!(judge(|run| run.precisions.clear()).verdict, Verdict::Skip);
+        assert_eq!(judge(|run| run.measured_s = 1.9).verdict, Verdict::Skip);
+    }
+}
