@@ -1,7 +1,8 @@
 //! What the checks of a burn share: the run of a GPU, and its sensors while it was at work.
 
 use crate::facts::{
-    BurnPlan, BurnRun, Facts, GpuFacts, PrecisionRun, Reading, SensorLog, SensorSample, WorkerEnd,
+    BurnPlan, BurnRun, Facts, GpuFacts, Precision, PrecisionRun, Reading, SensorLog, SensorSample,
+    WorkerEnd,
 };
 use crate::findings::Outcome;
 use crate::profile::Profile;
@@ -151,6 +152,14 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
 
 /// What is known of the throughput of this GPU's model with the kernels that multiplied.
 pub(crate) fn reference(products: &PrecisionRun, gpu: &GpuFacts) -> Option<GemmRate> {
-    let model = expect::gpu_model(gpu)?;
-    reference::gemm_rate(model, &products.kernels, products.precision)
+    reference_of(gpu, &products.kernels, products.precision)
+}
+
+/// The same, for kernels by their name.
+pub(crate) fn reference_of(
+    gpu: &GpuFacts,
+    kernels: &str,
+    precision: Precision,
+) -> Option<GemmRate> {
+    reference::gemm_rate(expect::gpu_model(gpu)?, kernels, precision)
 }

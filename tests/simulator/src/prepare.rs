@@ -105,6 +105,9 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
     ] {
         environment.insert(name.to_owned(), value.to_owned());
     }
+    // Simulated GPUs of different nodes have the same UUIDs, and a GPU is burned once at a time.
+    let runtime = folder.join("run").display().to_string();
+    environment.insert("GPU_VALIDATOR_RUNTIME_DIR".to_owned(), runtime);
     environment.insert(NODE_VARIABLE.to_owned(), folder.display().to_string());
     environment
 }

@@ -1,19 +1,22 @@
 //! `gpu-validator burn`: work every GPU at its power limit and verify every product.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 use super::burn_options::{BurnDuration, BurnMemory};
+use super::burn_view::BurnView;
 use super::report_files::ReportFiles;
 use super::report_options::ReportOptions;
 use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
-use super::terminal::to_stderr;
+use super::running_burns::{
+    RunningBurn, RuntimeFolder, Stopped, already_burned, start_in_background,
+};
+use super::terminal::{to_stderr, to_stdout};
 use crate::facts::{Facts, Precision};
 use crate::findings::{ExitStatus, Run};
 use crate::level::Level;
-use crate::probe::{BurnOptions, BurnProgress, BurnState};
+use crate::probe::BurnOptions;
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -21,8 +24,10 @@ use crate::probe::{BurnOptions, BurnProgress, BurnState};
 /// reference product is proved with exact operands, by Freivalds' check and by rows that the host computes; every element
 /// of every product is then compared with it. Ctrl-C stops within a second and reports what was measured.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES)]
+#[command(after_long_help = crate::cli::EXIT_CODES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<BurnCommand>,
     /// How long to multiply, all precisions together: 90s, 5m, 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
     duration: BurnDuration,
@@ -46,6 +51,12 @@ pub(crate) struct Arguments {
     /// Burn a GPU although other processes use it
     #[arg(long)]
     share: bool,
+    /// Burn in the background: returns once the burn began; `burn status` shows it, `burn stop` ends it
+    #[arg(long)]
+    detach: bool,
+    /// This is the process in the background, whose output goes to this file
+    #[arg(long, value_name = "FILE", hide = true)]
+    in_background: Option<PathBuf>,
     /// Flip so many bits of the results between product and check, each in a product of its own
     #[arg(long, value_name = "COUNT", default_value_t = 0, hide = true)]
     inject: u32,
@@ -59,11 +70,120 @@ pub(crate) struct Arguments {
     sysroot: Option<PathBuf>,
 }
 
+/// Burns in the background.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum BurnCommand {
+    /// Show the burns that run on this machine
+    Status,
+    /// Stop the burns that run on this machine; returns when the GPUs' memory is free and the reports are written
+    Stop,
+}
+
 /// The checks of the load stage are judged from here on.
 const LEVEL: Level = Level::Standard;
 
 pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    match arguments.command {
+        Some(BurnCommand::Status) => status(),
+        Some(BurnCommand::Stop) => stop(),
+        None if arguments.detach => detach(arguments),
+        None => burn_here(arguments),
+    }
+}
+
+fn status() -> anyhow::Result<ExitStatus> {
+    let running = RuntimeFolder::open()?.running();
+    let mut text = String::new();
+    for burn in &running {
+        text.push_str(&in_words(burn));
+    }
+    if running.is_empty() {
+        text.push_str("no burn is running\n");
+    }
+    to_stdout(&text);
+    Ok(ExitStatus::Passed)
+}
+
+fn in_words(burn: &RunningBurn) -> String {
+    use std::fmt::Write as _;
+    let mut text = format!(
+        "process {}: {} for {:.0} s",
+        burn.pid,
+        crate::machine::counted(burn.gpus.len(), "GPU"),
+        burn.duration_s
+    );
+    // Writing to a string does not fail.
+    if let Some(log) = &burn.log {
+        let _ = write!(text, ", log {}", log.display());
+    }
+    text.push('\n');
+    for line in &burn.progress {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}
+
+fn stop() -> anyhow::Result<ExitStatus> {
+    let running = RuntimeFolder::open()?.running();
+    if running.is_empty() {
+        to_stdout("no burn is running\n");
+    }
+    for burn in &running {
+        let how = match burn.stop()? {
+            Stopped::Ended => "stopped, its reports are written",
+            Stopped::Killed => "did not stop and was killed; it wrote no final reports",
+            Stopped::NotThere => "was over already",
+        };
+        to_stdout(&format!("process {} {how}\n", burn.pid));
+    }
+    Ok(ExitStatus::Passed)
+}
+
+fn detach(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let folder = RuntimeFolder::open()?;
+    refuse_second_burn(&folder, &arguments.gpu)?;
+    let own = std::env::args_os().skip(1).filter(|it| it != "--detach");
+    match start_in_background(&folder, own)? {
+        Ok(burn) => {
+            to_stdout(&in_words(&burn));
+            to_stdout("gpu-validator burn status shows it, gpu-validator burn stop ends it\n");
+            Ok(ExitStatus::Passed)
+        }
+        Err((code, said)) => {
+            to_stderr(&said);
+            Ok(match code {
+                Some(0) => ExitStatus::Passed,
+                Some(1) => ExitStatus::Failed,
+                Some(3) => ExitStatus::BadInput,
+                Some(4) => ExitStatus::Busy,
+                _ => ExitStatus::NotJudged,
+            })
+        }
+    }
+}
+
+/// Says so at once where it is plain without asking the driver; the locks decide.
+fn refuse_second_burn(folder: &RuntimeFolder, named: &[String]) -> anyhow::Result<()> {
+    for burn in folder.running() {
+        let gpu = burn
+            .gpus
+            .iter()
+            .find(|it| named.is_empty() || named.iter().any(|name| it.eq_ignore_ascii_case(name)));
+        if let Some(uuid) = gpu {
+            bail!("{}", already_burned(uuid, Some(&burn)));
+        }
+    }
+    Ok(())
+}
+
+fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    if arguments.in_background.is_some() {
+        // A session of its own: the end of the terminal is not the end of the burn.
+        let _ = rustix::process::setsid();
+    }
     let (profile, profile_name) = arguments.report.profile()?;
+    let folder = RuntimeFolder::open()?;
+    refuse_second_burn(&folder, &arguments.gpu)?;
     let interrupt = stop_on_signals()?;
     let probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
@@ -92,9 +212,22 @@ pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             inject: arguments.inject,
             seed: arguments.seed,
         };
-        let mut lines = ProgressLines::default();
+        let gpus = if options.gpus.is_empty() {
+            let uuids = facts
+                .gpus
+                .iter()
+                .filter_map(|gpu| gpu.uuid.value().cloned());
+            uuids.collect()
+        } else {
+            options.gpus.clone()
+        };
+        let _locks = folder.lock(&gpus)?;
+        let mut announcement =
+            folder.announce(gpus, options.duration, arguments.in_background.clone())?;
+        let mut view = BurnView::new(&facts, options.duration);
         crate::load::burn::burn(&options, &probe, &mut facts, &interrupt, &mut |gpus| {
-            lines.show(gpus);
+            announcement.progress(|| view.lines(gpus));
+            view.show(gpus);
         });
     }
     refuse_simulated(&mut facts, arguments.report.forbid_simulated);
@@ -138,67 +271,8 @@ fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
     bail!("no GPU {name}; there are: {}", known.join(", "))
 }
 
-/// Plain lines on standard error, every five seconds.
-#[derive(Default)]
-struct ProgressLines {
-    shown: Option<Instant>,
-}
-
-impl ProgressLines {
-    const PERIOD: Duration = Duration::from_secs(5);
-
-    fn show(&mut self, gpus: &[BurnProgress]) {
-        let running = gpus.iter().any(|it| it.state == BurnState::Running);
-        let due = match self.shown {
-            None => running,
-            Some(shown) => shown.elapsed() >= Self::PERIOD,
-        };
-        if due {
-            self.shown = Some(Instant::now());
-            for gpu in gpus {
-                to_stderr(&progress_line(gpu));
-            }
-        }
-    }
-}
-
-fn progress_line(gpu: &BurnProgress) -> String {
-    use std::fmt::Write as _;
-    let state = match gpu.state {
-        BurnState::Starting => "starting",
-        BurnState::Running => "running",
-        BurnState::Ended => "ended",
-    };
-    let mut line = format!("{} {state}", gpu.uuid);
-    // Writing to a string does not fail.
-    if let Some(precision) = gpu.precision {
-        let _ = write!(
-            line,
-            " {precision} {:.1} TFLOP/s (mean {:.1}), {} products verified, {} mismatches, {:.1} GiB",
-            gpu.tflops_now,
-            gpu.tflops_mean,
-            gpu.products_verified,
-            gpu.mismatches,
-            gibibytes(gpu.memory_bytes),
-        );
-    }
-    if let Some(sensors) = gpu.sensors {
-        if let Some(power) = sensors.power_mw {
-            let _ = write!(line, ", {} W", power / 1000);
-        }
-        if let Some(clock) = sensors.sm_mhz {
-            let _ = write!(line, ", {clock} MHz");
-        }
-        if let Some(degrees) = sensors.gpu_c {
-            let _ = write!(line, ", {degrees} °C");
-        }
-    }
-    let _ = writeln!(line, ", {:.0} s left", gpu.remaining_s);
-    line
-}
-
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
-fn gibibytes(bytes: u64) -> f64 {
+pub(super) fn gibibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
@@ -255,30 +329,6 @@ mod tests {
             error
                 .to_string()
                 .starts_with("no GPU GPU-x; there are: GPU-")
-        );
-    }
-
-    #[test]
-    fn a_line_says_what_a_gpu_does() {
-        let gpu = BurnProgress {
-            uuid: "GPU-a".to_owned(),
-            state: BurnState::Running,
-            precision: Some(Precision::Bf16),
-            tflops_now: 660.4,
-            tflops_mean: 661.2,
-            products_verified: 300,
-            mismatches: 0,
-            elapsed_s: 1.0,
-            remaining_s: 9.0,
-            memory_bytes: 1 << 31,
-            sensors: Some(crate::facts::SensorSample {
-                power_mw: Some(698_200),
-                ..crate::facts::SensorSample::default()
-            }),
-        };
-        assert_eq!(
-            progress_line(&gpu),
-            "GPU-a running bf16 660.4 TFLOP/s (mean 661.2), 300 products verified, 0 mismatches, 2.0 GiB, 698 W, 9 s left\n"
         );
     }
 }

@@ -42,9 +42,10 @@ impl BurnOfRun {
             return Ok(Err("--no-burn was given".to_owned()));
         }
         let Some(duration) = settings.burn.duration(level) else {
-            return Ok(Err(match level {
-                Level::Quick => "level quick works no GPU".to_owned(),
-                _ => format!("the profile turns it off for level {level}"),
+            return Ok(Err(if level < Level::Standard {
+                format!("level {level} works no GPU")
+            } else {
+                format!("the profile turns it off for level {level}")
             }));
         };
         let duration = self.burn_duration.map_or(duration, |it| it.0);

@@ -4,6 +4,7 @@
 #[allow(clippy::doc_markdown)]
 pub(crate) mod burn;
 mod burn_options;
+mod burn_view;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
@@ -17,6 +18,7 @@ mod report_files;
 #[allow(clippy::doc_markdown)]
 mod report_options;
 pub(crate) mod run;
+mod running_burns;
 pub(crate) mod schema;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;

@@ -113,15 +113,10 @@ mod tests {
         let gpu = |uuid: &str, state, mismatches| BurnProgress {
             uuid: uuid.to_owned(),
             state,
-            precision: None,
             tflops_now: 600.0,
-            tflops_mean: 600.0,
-            products_verified: 1,
             mismatches,
-            elapsed_s: 3.0,
             remaining_s: 7.0,
-            memory_bytes: 0,
-            sensors: None,
+            ..BurnProgress::default()
         };
         assert_eq!(burn_in_words(&[gpu("GPU-a", BurnState::Starting, 0)]), "");
         let gpus = [

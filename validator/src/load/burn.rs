@@ -84,11 +84,13 @@ impl MemoryShare {
 }
 
 /// How far the burn of one GPU is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BurnProgress {
     pub uuid: String,
     pub state: BurnState,
     pub precision: Option<Precision>,
+    /// The kernels that multiply: `sm_90a`, `cublaslt`.
+    pub kernels: String,
     pub tflops_now: f64,
     pub tflops_mean: f64,
     pub products_verified: u64,
@@ -96,11 +98,13 @@ pub struct BurnProgress {
     pub elapsed_s: f64,
     pub remaining_s: f64,
     pub memory_bytes: u64,
+    pub power_limit_mw: Option<u32>,
     pub sensors: Option<SensorSample>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BurnState {
+    #[default]
     Starting,
     Running,
     Ended,
@@ -263,6 +267,7 @@ struct GpuState {
     ended: bool,
     /// When the first product was under way.
     load_began: Option<Instant>,
+    power_limit_mw: Option<u32>,
     sensors: Option<SensorSample>,
 }
 
@@ -300,6 +305,7 @@ fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
             (false, None) => BurnState::Starting,
         },
         precision: products.map(|it| it.precision),
+        kernels: products.map_or_else(String::new, |it| it.kernels.clone()),
         tflops_now: products
             .and_then(|it| it.tflops_intervals.last())
             .map_or(0.0, |it| f64::from(*it)),
@@ -309,6 +315,7 @@ fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
         elapsed_s,
         remaining_s: (duration.as_secs_f64() - elapsed_s).max(0.0),
         memory_bytes: run.map_or(0, |it| it.memory_used_bytes),
+        power_limit_mw: state.power_limit_mw,
         sensors: state.sensors,
     }
 }
@@ -558,6 +565,7 @@ fn take(
         } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 it.log.power_limit_mw = power_limit_mw;
+                state.change(&uuid, |it| it.power_limit_mw = power_limit_mw);
                 it.log.before = *counters;
             }
         }

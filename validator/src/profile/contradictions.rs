@@ -157,8 +157,8 @@ fn burns(profile: &Profile) -> Found {
         {
             return at_key("deadline_s", format!("{seconds} seconds are no time"));
         }
-        if *level == Level::Quick && *burn != BurnProfile::default() {
-            return at_key("burn", "level quick works no GPU".to_owned());
+        if *level < Level::Standard && *burn != BurnProfile::default() {
+            return at_key("burn", format!("level {level} works no GPU"));
         }
         if let Some(seconds) = burn.duration_s.filter(|it| !BURN_SECONDS.contains(it)) {
             let message =
