@@ -53,6 +53,10 @@ pub struct Gpu {
     pub memory: Bytes,
     /// What the driver keeps for itself; CUDA's total is `memory - memory_reserved`.
     pub memory_reserved: Bytes,
+    /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what is free would otherwise ask a
+    /// CPU to fill and to multiply 139 GiB. Whoever asks for more memory gets it, as far as the GPU has it.
+    #[serde(default = "quickly_computed")]
+    pub cuda_free_memory_maximum: Option<Bytes>,
     pub bar1_memory: Bytes,
     #[serde(default = "one_mebibyte")]
     pub bar1_memory_used: Bytes,
@@ -112,6 +116,8 @@ pub struct Gpu {
     #[serde(default)]
     pub cuda_error: Option<CudaError>,
     #[serde(default)]
+    pub cuda_hang: Option<CudaCall>,
+    #[serde(default)]
     pub wrong_results: Option<WrongResults>,
     /// Share of the model's speed that kernels reach.
     #[serde(default = "full_speed")]
@@ -120,6 +126,13 @@ pub struct Gpu {
 
 fn yes() -> bool {
     true
+}
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the default of a field that may be null"
+)]
+fn quickly_computed() -> Option<Bytes> {
+    Some(Bytes(16 << 20))
 }
 fn full_speed() -> f64 {
     1.0
@@ -619,7 +632,7 @@ impl Default for VisibleTo {
     }
 }
 
-/// An error that CUDA calls on this GPU return.
+/// An error that CUDA calls on this GPU return; `cuda_hang` names calls that do not return at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaError {

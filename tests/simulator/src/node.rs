@@ -264,12 +264,17 @@ pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
     }
     let named = |list: &[String]| list.iter().any(|name| name == function);
     if named(&behaviour.hang) {
-        loop {
-            std::thread::park();
-        }
+        hang();
     }
     if named(&behaviour.crash) {
         std::process::abort();
     }
     behaviour.returns.get(function).copied()
+}
+
+/// A call that never returns.
+pub(crate) fn hang() -> ! {
+    loop {
+        std::thread::park();
+    }
 }

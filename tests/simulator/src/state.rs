@@ -21,7 +21,7 @@ pub const MAX_GPUS: usize = 16;
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
 const EVENT_CAPACITY: usize = 256;
-const MAGIC: u64 = 0x4750_5553_494d_0002;
+const MAGIC: u64 = 0x4750_5553_494d_0003;
 
 #[repr(C)]
 struct Layout {

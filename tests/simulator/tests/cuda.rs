@@ -141,7 +141,11 @@ fn memory_is_counted_and_runs_out() {
         name,
         "h200x1",
         &[],
-        &["gpu.memory=2GiB", "gpu.memory_reserved=64MiB"],
+        &[
+            "gpu.memory=2GiB",
+            "gpu.memory_reserved=64MiB",
+            "gpu.cuda_free_memory_maximum=null",
+        ],
         || unsafe {
             start();
             let (mut free, mut total, mut first, mut second) = (0, 0, 0, 0);
@@ -331,7 +335,7 @@ fn a_mig_instance_stands_for_its_gpu_with_its_own_memory() {
         "a_mig_instance_stands_for_its_gpu_with_its_own_memory",
         "mig",
         &[],
-        &[],
+        &["gpu.cuda_free_memory_maximum=null"],
         || unsafe {
             start();
             let (mut free, mut total, mut pointer) = (0, 0, 0);

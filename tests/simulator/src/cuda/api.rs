@@ -347,7 +347,9 @@ functions! {
     fn cuMemGetInfo_v2(driver, free: *mut usize, total: *mut usize) {
         let gpu = driver.current()?.gpu;
         let whole = driver.with_gpu(gpu, |values| values.memory.0.saturating_sub(values.memory_reserved.0));
-        let left = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let really_free = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let shown = driver.with_gpu(gpu, |values| values.cuda_free_memory_maximum);
+        let left = shown.map_or(really_free, |most| really_free.min(most.0));
         unsafe {
             put(free, usize::try_from(left).unwrap_or(usize::MAX))?;
             put(total, usize::try_from(whole).unwrap_or(usize::MAX))
@@ -845,7 +847,7 @@ pub(crate) fn run_library_kernel(
     Ok(())
 }
 
-/// GPU time of a GPU that is slower than its model.
+/// GPU time of a GPU that is slower than its model, or whose clock is held down.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -853,7 +855,7 @@ pub(crate) fn run_library_kernel(
     reason = "model time"
 )]
 fn scaled_time(gpu: &Gpu, nanoseconds: u64) -> u64 {
-    (nanoseconds as f64 / gpu.speed.max(0.001)) as u64
+    (nanoseconds as f64 * f64::from(gpu.slowdown()) / gpu.speed.max(0.001)) as u64
 }
 
 /// # Safety

@@ -122,7 +122,7 @@ const MEMORY_BYTES_PER_NS: u64 = 4_300;
 
 /// What a kernel takes that is bound by reading or writing so many bytes.
 fn memory_time_ns(bytes: u64) -> u64 {
-    LAUNCH_NS + bytes / MEMORY_BYTES_PER_NS
+    bytes / MEMORY_BYTES_PER_NS
 }
 
 /// `flip_bit(address: *mut u32, bit: u32)`.
