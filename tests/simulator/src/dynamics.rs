@@ -113,6 +113,17 @@ impl DynamicState {
         }
     }
 
+    /// Time of full load so far.
+    pub(crate) fn loaded_ns(&self) -> u64 {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "seconds of one node's life"
+        )]
+        let ns = (get(&self.loaded_s) * 1e9) as u64;
+        ns
+    }
+
     fn snapshot(&self) -> Snapshot {
         Snapshot {
             load: get(&self.load),

@@ -132,7 +132,7 @@ fn yes() -> bool {
     reason = "the default of a field that may be null"
 )]
 fn quickly_computed() -> Option<Bytes> {
-    Some(Bytes(16 << 20))
+    Some(Bytes(256 << 20))
 }
 fn full_speed() -> f64 {
     1.0
@@ -662,7 +662,8 @@ pub enum CudaCall {
 #[serde(deny_unknown_fields)]
 pub struct WrongResults {
     pub kind: WrongResultKind,
-    /// Part of a kernel's name; null means every kernel that writes results, and matrix products of cuBLASLt.
+    /// Part of a kernel's name; null means every kernel that writes results. `gemm` are all matrix products, those of cuBLASLt
+    /// (`cublasLtMatmul`) too.
     #[serde(default)]
     pub kernel: Option<String>,
     /// Element of the output, counted from its start; null means one that follows from the launch's number.
@@ -674,9 +675,25 @@ pub struct WrongResults {
     /// Only blocks that run on this SM compute wrongly.
     #[serde(default)]
     pub sm: Option<u32>,
-    /// One launch in this many is wrong; 1 means every one.
+    /// Where `bit` and the kinds of single elements strike, unless `element` says so.
+    #[serde(default)]
+    pub place: WrongResultPlace,
+    /// One launch in this many of those kernels is wrong; 1 means every one.
     #[serde(default = "one")]
     pub every_launches: u64,
+    /// The first wrong launch of those kernels, counted from 0 since the fault is there.
+    #[serde(default)]
+    pub first_launch: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WrongResultPlace {
+    /// Anywhere, as follows from the launch's number.
+    #[default]
+    Scattered,
+    /// Each bit of each corner of each tile in turn, one a wrong launch.
+    TileCorners,
 }
 
 fn one() -> u64 {
@@ -696,6 +713,10 @@ pub enum WrongResultKind {
     Tile,
     /// One element is not a number.
     Nan,
+    /// One element is infinite.
+    Infinity,
+    /// The same bit of two elements of a column flips, which a sum over the column may not see.
+    TwoRows,
     /// The same wrong value in the same element every time: copies agree with one another and are all wrong.
     SameEveryTime,
 }

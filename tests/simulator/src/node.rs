@@ -140,6 +140,7 @@ impl Node {
                 Trigger::AfterLaunches(count) => {
                     self.state.gpu(change.gpu as usize).launches() >= count
                 }
+                Trigger::AfterLoadNs(ns) => self.state.gpu(change.gpu as usize).loaded_ns() >= ns,
             };
             if due && self.state.fire(index) {
                 self.happen(index);

@@ -802,7 +802,7 @@ fn launch(
         }
         return Err(NOT_SUPPORTED);
     };
-    let number = driver.node.state().gpu(context.gpu).count_launch();
+    driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let _work = driver
@@ -816,7 +816,7 @@ fn launch(
             code
         }
     })?;
-    corruption::spoil(gpu, &function.name, number, &done.outputs);
+    corruption::spoil(driver.node, context.gpu, gpu, &function.name, &done.outputs);
     stream.pass(scaled_time(gpu, done.gpu_time_ns));
     Ok(())
 }
@@ -836,18 +836,19 @@ pub(crate) fn run_library_kernel(
     driver
         .injected_error(context.gpu, CudaCall::Launch)
         .map_err(|_| EXECUTION_FAILED)?;
-    let number = driver.node.state().gpu(context.gpu).count_launch();
+    driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let slot = driver.slot(context.gpu).map_err(|_| EXECUTION_FAILED)?;
     let _work = driver.node.begin_work(context.gpu, slot);
     run()?;
-    corruption::spoil(gpu, name, number, &[output]);
+    corruption::spoil(driver.node, context.gpu, gpu, name, &[output]);
     stream.pass(scaled_time(gpu, gpu_time_ns));
     Ok(())
 }
 
-/// GPU time of a GPU that is slower than its model, or whose clock is held down.
+/// GPU time on this GPU of what takes an H200 at its power limit so long: by multiprocessors and clock under load, and by how
+/// much the GPU is slower than its model.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -855,7 +856,10 @@ pub(crate) fn run_library_kernel(
     reason = "model time"
 )]
 fn scaled_time(gpu: &Gpu, nanoseconds: u64) -> u64 {
-    (nanoseconds as f64 * f64::from(gpu.slowdown()) / gpu.speed.max(0.001)) as u64
+    const H200_SM_MHZ: f64 = 132.0 * 1550.0;
+    let share = f64::from(gpu.sm_count) * f64::from(gpu.clocks.load_sm_mhz) / H200_SM_MHZ;
+    let speed = (share * gpu.speed / f64::from(gpu.slowdown())).max(1e-3);
+    (nanoseconds as f64 / speed) as u64
 }
 
 /// # Safety

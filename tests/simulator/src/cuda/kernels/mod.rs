@@ -55,7 +55,7 @@ pub enum Blocks {
 pub struct Tiles {
     pub rows: u64,
     pub columns: u64,
-    /// The multiprocessor that computes each tile, row of tiles by row of tiles.
+    /// The multiprocessor that computes each tile, row of tiles by row of tiles; empty where they are dealt in turn.
     pub sm: Vec<u32>,
 }
 
