@@ -308,9 +308,9 @@ fn wrong_rows_tiles_and_multiprocessors_are_found_in_every_kernel() {
 fn every_bit_of_every_corner_of_a_tile_is_found() {
     in_two_threads(&KERNELS, |kernel| {
         // The first wrong products are looked into and computed again, which are launches, too; later ones are counted.
-        let first = "{kind: bit, first_launch: 0, every_launches: 25}";
-        let corners = "{place: tile-corners, first_launch: 800, every_launches: 2}";
-        let steps = [(64, first.to_owned()), (800, corners.to_owned())];
+        let first = "{kind: bit, first_launch: 0, every_launches: 12}";
+        let corners = "{place: tile-corners, first_launch: 320, every_launches: 1}";
+        let steps = [(64, first.to_owned()), (320, corners.to_owned())];
         let faulty = Faulty::new(kernel, &steps);
         let worker = Worker::start(&faulty.node, faulty.precision, SMALL);
         // Tiles are of 64 x 64 elements at least.
@@ -321,10 +321,10 @@ fn every_bit_of_every_corner_of_a_tile_is_found() {
             ("gemm_sm70_f32" | "gemm_sm70_bf16" | "gemm_sm70_f16" | "gemm_sm70_s8", _) => (32, 4),
             _ => (32, 2),
         };
-        let launches = 850 + 2 * 4 * bits * tiles;
+        let launches = 330 + 4 * bits * tiles;
         let products = worker.until(|| faulty.launches() > launches);
         let wrong = faulty.wrong();
-        let corners = wrong.iter().filter(|it| it.launch >= 800);
+        let corners = wrong.iter().filter(|it| it.launch >= 320);
         let places: std::collections::BTreeSet<_> = corners
             .map(|it| {
                 let area = it.areas[0];

@@ -285,7 +285,9 @@ impl<'t> Worker<'t> {
             self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
             self.run.injected = injected_before + moment.injected;
             self.injected_found = found_before + moment.injected_found;
-            self.listen(&moment);
+            if moment.is_due {
+                self.listen(&moment);
+            }
             !self.stop.load(Ordering::Relaxed)
         });
         if let Some(last) = self.run.precisions.last_mut() {
