@@ -202,7 +202,11 @@ fn ctrl_c_ends_a_burn_within_a_second_with_what_was_measured() {
     assert_eq!(memory_in_use(&node), 0);
     for gpu in 0..4 {
         let summary = summary(&node, &ran.report, "burn_completed", gpu);
-        assert!(summary.ends_with("of 60.0 s"), "{summary}");
+        let says = "the burn ended after ";
+        assert!(
+            summary.starts_with(says) && summary.ends_with(" of 60.0 s"),
+            "{summary}"
+        );
     }
     let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
     for uuid in uuids(&node) {
@@ -325,12 +329,28 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
         );
         assert_eq!(verified(&node, &ran.report), expected, "{visible}");
     }
-    for visible in ["nonsense", "", "-1", "0,0", "7"] {
+    for (visible, says) in [
+        ("nonsense", "`nonsense` names no GPU of this machine"),
+        ("", "it is empty, so CUDA offers no GPU"),
+        ("-1", "CUDA_VISIBLE_DEVICES is `-1`"),
+        ("0,0", "`0` names a GPU for the second time"),
+        ("7", "`7` names no GPU of this machine"),
+    ] {
         let before = launches(&node);
         let mut command = command(&node, &["--duration", "0.5s"]);
         let (code, stdout, stderr) = said(command.env("CUDA_VISIBLE_DEVICES", visible));
         assert_eq!(worked(&node, &before), [0; 0], "{visible}: {stdout}");
-        assert_ne!(code, 0, "{visible}: {stdout}{stderr}");
+        assert_eq!(code, 1, "{visible}: {stdout}{stderr}");
+        let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+        let report = Report(report);
+        assert_eq!(report.not_green(), set(&["cuda_visible_devices: fail"]));
+        let said = report.finding("cuda_visible_devices")["summary"].to_string();
+        assert!(said.contains(says), "{visible}: {said}");
+        for gpu in 0..4 {
+            let said = summary(&node, &report, "gemm_numerics", gpu);
+            let says = "the burn did not run: CUDA does not initialise: cuInit answered CUDA_ERROR_NO_DEVICE (100)";
+            assert!(said.starts_with(says), "{visible}: {said}");
+        }
     }
 }
 
@@ -385,4 +405,18 @@ fn injected_faults_are_found_and_are_not_the_gpus() {
     assert_eq!(ran.code, 2);
     let says = "20 bits were flipped on purpose, 20 of them were found at their element and bit";
     assert!(ran.stderr.contains(says), "{}", ran.stderr);
+}
+
+/// Long enough for every check of the burn to be judged, on every node that ships.
+#[test]
+#[ignore = "takes minutes: cargo test -p it -- --ignored every_node_burns"]
+fn every_node_burns_for_six_seconds_and_passes() {
+    let catalogue = simulator::Catalogue::shipped();
+    for name in catalogue.names(simulator::Kind::Node).expect("nodes") {
+        let node = Node::healthy(&name);
+        let ran = burn(&node, &["--duration", "6s"]);
+        assert_eq!(ran.report.not_green(), set(&[]), "{name}");
+        assert_eq!(ran.code, 0, "{name}: {}", ran.stdout);
+        assert_eq!(memory_in_use(&node), 0, "{name}");
+    }
 }
