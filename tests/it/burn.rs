@@ -170,6 +170,25 @@ fn a_killed_worker_is_its_gpus_trouble_alone() {
     assert_eq!(memory_in_use(&node), 0);
 }
 
+/// Without its sensors a GPU is burned all the same, and what they would have told is not judged.
+#[test]
+fn killed_sensors_cost_what_they_would_have_told() {
+    let node = Node::healthy(NODE);
+    let burning = Burning::start(&node, &["--duration", "2s"]);
+    let workers = burning.workers();
+    let sensors = workers.iter().find(|it| it.task == "sensors");
+    signal(sensors.expect("sensors are read").pid, "KILL");
+    let ran = burning.end();
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
+    for gpu in 0..4 {
+        let finding = finding(&node, &ran.report, "burn_errors", gpu);
+        assert_eq!(finding["verdict"], "error", "{finding}");
+        let says = "the process that reads NVML ended: Killed(9)";
+        assert!(finding["summary"].to_string().contains(says), "{finding}");
+    }
+}
+
 #[test]
 fn a_killed_burn_leaves_no_process_no_memory_and_no_report_that_passes() {
     let node = Node::healthy(NODE);
