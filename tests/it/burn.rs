@@ -88,7 +88,8 @@ struct Burning<'node> {
 }
 
 impl<'node> Burning<'node> {
-    fn start(node: &'node Node, arguments: &[&str]) -> Self {
+    /// Starts it and waits until these GPUs are at work.
+    fn start(node: &'node Node, arguments: &[&str], gpus: &[usize]) -> Self {
         let child = command(node, arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,12 +98,7 @@ impl<'node> Burning<'node> {
             node,
             child: child.expect("the validator starts"),
         };
-        let state = node.state();
-        let count = state.scenario().gpus.len();
-        // Workers tell what they did every half second, sensors are read five times a second.
-        eventually("load on every GPU", || {
-            (0..count).all(|gpu| state.state().gpu(gpu).loaded_ns() > 800_000_000)
-        });
+        wait_for_load(node, gpus);
         burning
     }
 
@@ -130,6 +126,15 @@ impl<'node> Burning<'node> {
     }
 }
 
+/// Workers tell what they did every half second, sensors are read five times a second.
+fn wait_for_load(node: &Node, gpus: &[usize]) {
+    let state = node.state();
+    eventually("load on every GPU", || {
+        let mut loads = gpus.iter().map(|gpu| state.state().gpu(*gpu).loaded_ns());
+        loads.all(|it| it > 800_000_000)
+    });
+}
+
 fn memory_in_use(node: &Node) -> u64 {
     let state = node.state();
     (0..state.scenario().gpus.len())
@@ -152,7 +157,7 @@ fn a_healthy_node_burns_and_passes() {
 #[test]
 fn a_killed_worker_is_its_gpus_trouble_alone() {
     let node = Node::healthy(NODE);
-    let burning = Burning::start(&node, &["--duration", "3s"]);
+    let burning = Burning::start(&node, &["--duration", "3s"], &[0, 1, 2, 3]);
     signal(burning.worker_of(2), "KILL");
     let ran = burning.end();
     let expected = ["burn_completed: error", "gemm_numerics: error"].map(str::to_owned);
@@ -174,7 +179,7 @@ fn a_killed_worker_is_its_gpus_trouble_alone() {
 #[test]
 fn killed_sensors_cost_what_they_would_have_told() {
     let node = Node::healthy(NODE);
-    let burning = Burning::start(&node, &["--duration", "2s"]);
+    let burning = Burning::start(&node, &["--duration", "2s"], &[0, 1, 2, 3]);
     let workers = burning.workers();
     let sensors = workers.iter().find(|it| it.task == "sensors");
     signal(sensors.expect("sensors are read").pid, "KILL");
@@ -192,7 +197,7 @@ fn killed_sensors_cost_what_they_would_have_told() {
 #[test]
 fn a_killed_burn_leaves_no_process_no_memory_and_no_report_that_passes() {
     let node = Node::healthy(NODE);
-    let mut burning = Burning::start(&node, &["--duration", "60s"]);
+    let mut burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
     let workers = burning.workers();
     let count = |task: &str| workers.iter().filter(|it| it.task == task).count();
     assert_eq!((count("burn"), count("sensors")), (4, 1), "{workers:?}");
@@ -212,7 +217,7 @@ fn a_killed_burn_leaves_no_process_no_memory_and_no_report_that_passes() {
 #[test]
 fn ctrl_c_ends_a_burn_within_a_second_with_what_was_measured() {
     let node = Node::healthy(NODE);
-    let burning = Burning::start(&node, &["--duration", "60s"]);
+    let burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
     signal(burning.child.id(), "INT");
     let ran = burning.end();
     assert!(ran.took < Duration::from_secs(1), "{:?}", ran.took);
@@ -424,6 +429,105 @@ fn injected_faults_are_found_and_are_not_the_gpus() {
     assert_eq!(ran.code, 2);
     let says = "20 bits were flipped on purpose, 20 of them were found at their element and bit";
     assert!(ran.stderr.contains(says), "{}", ran.stderr);
+}
+
+fn said_by(node: &Node, arguments: &[&str]) -> (i32, String, String) {
+    said(node.validator().args(arguments))
+}
+
+#[test]
+fn a_gpu_is_burned_by_one_burn_at_a_time() {
+    let node = Node::healthy(NODE);
+    let all = uuids(&node);
+    let first = Burning::start(&node, &["--duration", "60s", "--gpu", &all[1]], &[1]);
+    let pid = first.child.id();
+    let mut second = node.validator();
+    second.args(["burn", "--duration", "0.5s", "--sysroot"]);
+    let (code, _, stderr) = said(second.arg(node.sysroot()));
+    assert_eq!(code, 3, "{stderr}");
+    let says = format!("{} is burned by process {pid} already", all[1]);
+    assert!(stderr.contains(&says), "{stderr}");
+    // Another GPU is free.
+    let mut third = node.validator();
+    third.args(["burn", "--duration", "0.5s", "--gpu", &all[2], "--sysroot"]);
+    let (code, stdout, stderr) = said(third.arg(node.sysroot()));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    // What a killed burn held is free.
+    signal(pid, "KILL");
+    let output = first
+        .child
+        .wait_with_output()
+        .expect("it can be waited for");
+    assert_eq!(output.status.code(), None);
+    let ran = burn(&node, &["--duration", "0.5s", "--gpu", &all[1]]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(verified(&node, &ran.report), [1]);
+}
+
+#[test]
+fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
+    let node = Node::healthy(NODE);
+    let (code, stdout, stderr) = said(&mut command(&node, &["--duration", "60s", "--detach"]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let pid = stdout
+        .strip_prefix("process ")
+        .and_then(|it| it.split_once(": "));
+    let (pid, rest) = pid.unwrap_or_else(|| panic!("no process: {stdout}"));
+    assert!(rest.starts_with("4 GPUs for 60 s, log "), "{stdout}");
+    wait_for_load(&node, &[0, 1, 2, 3]);
+    let workers = workers_of(pid.parse().expect("a number"));
+    assert_eq!(workers.len(), 5, "{workers:?}");
+    eventually("the progress of each GPU", || {
+        let (code, stdout, _) = said_by(&node, &["burn", "status"]);
+        assert_eq!(code, 0);
+        assert!(
+            stdout.starts_with(&format!("process {pid}: 4 GPUs for 60 s")),
+            "{stdout}"
+        );
+        stdout.matches("TFLOP/s").count() == 4
+    });
+    let started = Instant::now();
+    let (code, stdout, stderr) = said_by(&node, &["burn", "stop"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(
+        stdout,
+        format!("process {pid} stopped, its reports are written\n")
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
+    // Nothing is left the moment that it returns.
+    assert_eq!(memory_in_use(&node), 0);
+    assert!(workers.iter().all(Worker::is_gone), "{workers:?}");
+    let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+    assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
+    let nothing = (0, "no burn is running\n".to_owned(), String::new());
+    assert_eq!(said_by(&node, &["burn", "status"]), nothing);
+    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+}
+
+#[test]
+fn a_process_with_the_number_of_a_burn_that_is_gone_is_left_alone() {
+    let node = Node::healthy("h200x1");
+    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep");
+    let folder = node.folder().join("run");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let left = serde_json::json!({
+        "pid": other.id(), "started_ticks": 1, "gpus": uuids(&node), "duration_s": 60.0, "progress": [], "log": null,
+    });
+    let file = folder.join(format!("burn-{}.json", other.id()));
+    std::fs::write(&file, left.to_string()).expect("written");
+    let nothing = (0, "no burn is running\n".to_owned(), String::new());
+    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+    assert_eq!(other.try_wait().expect("asked"), None, "it was signalled");
+    assert!(!file.exists());
+    // Nor does it keep anybody from burning.
+    std::fs::write(&file, left.to_string()).expect("written");
+    assert_eq!(burn(&node, &["--duration", "0.5s"]).code, 0);
+    other.kill().expect("killed");
+    other.wait().expect("reaped");
 }
 
 /// Long enough for every check of the burn to be judged, on every node that ships.

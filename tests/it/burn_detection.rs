@@ -347,9 +347,12 @@ fn nothing_is_found_in(sweeps: u64) {
     in_two_threads(&KERNELS, |kernel| {
         let faulty = Faulty::new(kernel, &[]);
         let started = Instant::now();
-        let worker = Worker::start(&faulty.node, faulty.precision, SMALL);
-        // Of 256 x 256 elements of a word or two; some of the memory holds the operands.
-        let results = SMALL / (256 * 256 * 4 * faulty.words_of_element());
+        // As few results as there can be, of 256 x 256 elements of a word or two; a sweep goes over all of them.
+        let memory = faulty.words_of_element() * (1536 << 10);
+        let worker = Worker::start(&faulty.node, faulty.precision, memory);
+        let result = 256 * 256 * 4 * faulty.words_of_element();
+        // Operands take 64 KiB each, and the reference is a result.
+        let results = (memory - 2 * (64 << 10) - result) / result;
         let products = worker.until(|| faulty.launches() > sweeps * results + 64);
         for (name, expected) in [("mismatches", 0), ("nonfinite", 0), ("m", 256)] {
             assert_eq!(
