@@ -1,10 +1,13 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
+mod burn;
+mod burn_detection;
 mod burn_engines;
 mod burns;
 mod driver_faults;
 mod healthy_nodes;
 mod node;
+mod processes;
 mod recorded_facts;
 mod report_outputs;
 mod scarce_resources;

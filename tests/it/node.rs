@@ -134,6 +134,15 @@ impl Node {
         &self.prepared.sysroot
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.prepared.folder
+    }
+
+    /// What its processes share, seen from outside.
+    pub(crate) fn state(&self) -> simulator::node::Node {
+        simulator::node::Node::open(&self.prepared.folder).expect("a prepared node")
+    }
+
     /// Adds lines to the kernel log, as the kernel would now.
     pub(crate) fn append_to_kernel_log(&self, messages: &[&[u8]]) {
         let path = self.sysroot().join("dev/kmsg");

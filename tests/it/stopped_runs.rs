@@ -1,11 +1,12 @@
 //! Runs and probes that are stopped or killed from outside, and runs side by side.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::node::{Node, Ran, Report, said, set, texts, validator};
+use crate::processes::{Worker, eventually, signal, workers_of};
 
 const NVML_HANGS: &str = "nvml.hang=[nvmlDeviceGetTemperature]";
 const CUDA_HANGS: &str = "cuda.hang=[cuInit]";
@@ -76,61 +77,6 @@ impl Drop for Running<'_> {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// A `gpu-validator worker …`.
-#[derive(Debug)]
-struct Worker {
-    pid: u32,
-    task: String,
-}
-
-impl Worker {
-    fn is_gone(&self) -> bool {
-        // A zombie runs no more; who reaps it, when its parent was killed, is not the validator's to say.
-        arguments(self.pid).is_empty()
-    }
-}
-
-fn arguments(pid: u32) -> Vec<String> {
-    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    text.split_terminator('\0').map(str::to_owned).collect()
-}
-
-fn workers_of(parent: u32) -> Vec<Worker> {
-    let processes = std::fs::read_dir("/proc").expect("/proc is mounted");
-    let pids = processes.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let is_child = |pid: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in parentheses may hold anything; state and parent follow the last of them.
-        let parent_of = stat
-            .rsplit_once(") ")
-            .and_then(|(_, it)| it.split(' ').nth(1));
-        parent_of == Some(parent.to_string().as_str())
-    };
-    let workers = pids.filter(is_child).filter_map(|pid| {
-        let arguments = arguments(pid);
-        let at = arguments.iter().position(|it| it == "worker")?;
-        let task = arguments.get(at + 1)?.clone();
-        Some(Worker { pid, task })
-    });
-    workers.collect()
-}
-
-fn signal(pid: u32, name: &str) {
-    let sent = Command::new("kill")
-        .args(["-s", name, &pid.to_string()])
-        .status();
-    assert!(sent.is_ok_and(|it| it.success()), "kill -s {name} {pid}");
-}
-
-fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited 20 s for {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -13,6 +13,12 @@ const HEAT_LAG_S: f64 = 12.0;
 /// Above this share of load the power limit (or the board's own ceiling) holds the clock.
 const POWER_CAP_SHARE: f64 = 0.9;
 
+/// A program that keeps a GPU at work queues launches ahead, and the GPU has no gaps between them. The simulator computes when a
+/// launch is made, on a CPU that others use, too: gaps up to this long between the launches of a queue are no idle time.
+const QUEUE_GAP_NS: u64 = 400_000_000;
+/// So many launches in a row make a queue; a single kernel does not heat a GPU.
+const QUEUE_LAUNCHES: u64 = 8;
+
 const THROTTLE_REASONS: usize = 9;
 
 /// The lagged values of one GPU, shared between processes. Each is an `f64` from 0 (idle) to 1 (full load).
@@ -21,6 +27,11 @@ const THROTTLE_REASONS: usize = 9;
 pub struct DynamicState {
     updated_ns: AtomicU64,
     /// Whether work ran since the last update, 0 or 1.
+    running: AtomicU64,
+    /// When work ended last, and how many launches followed one another by then.
+    ended_ns: AtomicU64,
+    launches_in_a_row: AtomicU64,
+    /// What `running` and the queue make of it at the last update, 0 or 1.
     load: AtomicU64,
     power: AtomicU64,
     utilization: AtomicU64,
@@ -32,10 +43,11 @@ pub struct DynamicState {
 }
 
 impl DynamicState {
-    /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then notes the new load.
+    /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then notes whether work runs
+    /// now.
     ///
     /// One caller wins a step; one that is killed between winning and storing loses that step only.
-    pub(crate) fn advance(&self, gpu: &Gpu, now_ns: u64, busy: bool) {
+    pub(crate) fn advance(&self, gpu: &Gpu, now_ns: u64, runs_now: bool) {
         let before = self.updated_ns.load(Ordering::Acquire);
         if now_ns <= before
             || self
@@ -45,16 +57,47 @@ impl DynamicState {
         {
             return;
         }
-        let load = get(&self.load);
+        let ran = self.running.load(Ordering::Acquire) == 1;
+        let loaded_until = if ran {
+            now_ns
+        } else {
+            self.queue_ends_ns().clamp(before, now_ns)
+        };
+        if before != 0 {
+            self.pass(gpu, loaded_until - before, 1.0);
+            self.pass(gpu, now_ns - loaded_until, 0.0);
+        }
+        if ran && !runs_now {
+            self.ended_ns.store(now_ns, Ordering::Release);
+        }
+        if runs_now && !ran {
+            let gap = now_ns - self.ended_ns.load(Ordering::Acquire).min(now_ns);
+            let in_a_row = self.launches_in_a_row.load(Ordering::Acquire);
+            let in_a_row = if gap < QUEUE_GAP_NS { in_a_row + 1 } else { 1 };
+            self.launches_in_a_row.store(in_a_row, Ordering::Release);
+        }
+        self.running.store(u64::from(runs_now), Ordering::Release);
+        let loaded = runs_now || now_ns < self.queue_ends_ns();
+        put(&self.load, f64::from(u8::from(loaded)));
+    }
+
+    /// Until when a queue of launches keeps the GPU at work, unless more follow.
+    fn queue_ends_ns(&self) -> u64 {
+        let is_queue = self.launches_in_a_row.load(Ordering::Acquire) >= QUEUE_LAUNCHES;
+        let gap = if is_queue { QUEUE_GAP_NS } else { 0 };
+        self.ended_ns.load(Ordering::Acquire) + gap
+    }
+
+    /// Moves the lagged values on by a time of constant load.
+    fn pass(&self, gpu: &Gpu, nanoseconds: u64, load: f64) {
+        if nanoseconds == 0 {
+            return;
+        }
         #[allow(
             clippy::cast_precision_loss,
             reason = "an interval of nanoseconds is far below 2^53"
         )]
-        let seconds = if before == 0 {
-            0.0
-        } else {
-            (now_ns - before) as f64 * 1e-9
-        };
+        let seconds = nanoseconds as f64 * 1e-9;
         for (value, lag) in [
             (&self.power, POWER_LAG_S),
             (&self.utilization, UTILIZATION_LAG_S),
@@ -68,7 +111,17 @@ impl DynamicState {
             let total = &self.throttled_s[reason as usize];
             put(total, get(total) + seconds);
         }
-        put(&self.load, f64::from(u8::from(busy)));
+    }
+
+    /// Time of full load so far.
+    pub(crate) fn loaded_ns(&self) -> u64 {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "seconds of one node's life"
+        )]
+        let ns = (get(&self.loaded_s) * 1e9) as u64;
+        ns
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -128,7 +181,6 @@ pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
         .load_mw
         .min(gpu.power.limit_mw)
         .max(gpu.power.idle_mw);
-    let slowed = gpu.throttle_reasons.iter().any(|reason| reason.slows());
     let busy = now.load > 0.5;
     let power_mw = mix_u32(gpu.power.idle_mw, full_power_mw, now.power);
     let idle_instant = gpu.power.idle_instant_mw.unwrap_or(gpu.power.idle_mw);
@@ -147,7 +199,7 @@ pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
                 now.heat,
             )
         }),
-        clocks: clocks(gpu, busy, slowed),
+        clocks: clocks(gpu, busy),
         gpu_utilization_percent: mix_u32(0, 100, now.utilization),
         memory_utilization_percent: mix_u32(0, 60, now.utilization),
         throttle_reasons: throttle_reasons(gpu, busy, now.power),
@@ -164,12 +216,11 @@ fn performance_state(gpu: &Gpu, busy: bool) -> u32 {
     gpu.performance_state.unwrap_or(follows)
 }
 
-fn clocks(gpu: &Gpu, busy: bool, slowed: bool) -> ClockSet {
+fn clocks(gpu: &Gpu, busy: bool) -> ClockSet {
     if !busy {
         return gpu.clocks.idle;
     }
-    // A slowdown by heat, power brake or hardware halves the clock; real boards vary between a half and an eighth.
-    let sm_mhz = gpu.clocks.load_sm_mhz / if slowed { 2 } else { 1 };
+    let sm_mhz = gpu.clocks.load_sm_mhz / gpu.slowdown();
     ClockSet {
         graphics_mhz: sm_mhz,
         sm_mhz,
@@ -199,6 +250,15 @@ fn energy_mj(gpu: &Gpu, full_power_mw: u32, now: &Snapshot, elapsed_s: f64) -> u
     )]
     let energy = (idle + extra) as u64;
     energy
+}
+
+impl Gpu {
+    /// By how much the clock under load is divided: a slowdown by heat, power brake or hardware halves it; real boards vary
+    /// between a half and an eighth.
+    pub(crate) fn slowdown(&self) -> u32 {
+        let slowed = self.throttle_reasons.iter().any(|reason| reason.slows());
+        if slowed { 2 } else { 1 }
+    }
 }
 
 impl ThrottleReason {
@@ -251,6 +311,9 @@ mod tests {
     fn state() -> DynamicState {
         DynamicState {
             updated_ns: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            ended_ns: AtomicU64::new(0),
+            launches_in_a_row: AtomicU64::new(0),
             load: AtomicU64::new(0),
             power: AtomicU64::new(0),
             utilization: AtomicU64::new(0),
@@ -300,6 +363,48 @@ mod tests {
             readings(&gpu, &state, 1.0).clocks.sm_mhz,
             gpu.clocks.load_sm_mhz / 2
         );
+    }
+
+    /// Launches of a millisecond with gaps of 200 ms between them, from `SECOND_NS` on; returns when the last one ended.
+    fn launches_with_gaps(gpu: &Gpu, state: &DynamicState, count: u64) -> u64 {
+        let mut now = SECOND_NS;
+        for _ in 0..count {
+            now += 200_000_000;
+            state.advance(gpu, now, true);
+            now += 1_000_000;
+            state.advance(gpu, now, false);
+        }
+        now
+    }
+
+    #[test]
+    fn a_queue_of_launches_is_full_load_until_it_ends() {
+        let (gpu, state) = (h200(), state());
+        let end = launches_with_gaps(&gpu, &state, 50);
+        // A look at the sensors between two launches.
+        state.advance(&gpu, end + 100_000_000, false);
+        let loaded = readings(&gpu, &state, 0.0);
+        assert_eq!(loaded.power_mw, gpu.power.limit_mw);
+        assert_eq!(loaded.gpu_utilization_percent, 100);
+        assert_eq!(loaded.clocks.sm_mhz, gpu.clocks.load_sm_mhz);
+        // The look that comes late does not make the queue longer.
+        state.advance(&gpu, end + 60 * SECOND_NS, false);
+        assert_eq!(
+            readings(&gpu, &state, 0.0).throttle_reasons,
+            [ThrottleReason::GpuIdle]
+        );
+        let loaded_s = get(&state.loaded_s);
+        assert!((loaded_s - 9.0).abs() < 0.5, "{loaded_s}");
+    }
+
+    #[test]
+    fn a_few_kernels_do_not_heat_a_gpu() {
+        let (gpu, state) = (h200(), state());
+        let end = launches_with_gaps(&gpu, &state, QUEUE_LAUNCHES - 1);
+        state.advance(&gpu, end + 1_000_000, false);
+        let idle = readings(&gpu, &state, 0.0);
+        assert_eq!(idle.clocks, gpu.clocks.idle);
+        assert!(idle.power_mw < gpu.power.idle_mw + 20_000, "{idle:?}");
     }
 
     #[test]

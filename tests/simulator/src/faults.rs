@@ -24,7 +24,7 @@ pub struct Fault {
     /// From this long after the start of the node (`3s`).
     #[serde(default)]
     pub at: Option<String>,
-    /// From this many launches on the GPU (`1000 launches`).
+    /// From this many launches on the GPU (`1000 launches`), or so much load (`1s of load`).
     #[serde(default)]
     pub after: Option<String>,
     /// New values by layer and path, such as `gpu.ecc.volatile.dram_uncorrectable: 2`.

@@ -53,6 +53,10 @@ pub struct Gpu {
     pub memory: Bytes,
     /// What the driver keeps for itself; CUDA's total is `memory - memory_reserved`.
     pub memory_reserved: Bytes,
+    /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what is free would otherwise ask a
+    /// CPU to fill and to multiply 139 GiB. Whoever asks for more memory gets it, as far as the GPU has it.
+    #[serde(default = "quickly_computed")]
+    pub cuda_free_memory_maximum: Option<Bytes>,
     pub bar1_memory: Bytes,
     #[serde(default = "one_mebibyte")]
     pub bar1_memory_used: Bytes,
@@ -112,6 +116,8 @@ pub struct Gpu {
     #[serde(default)]
     pub cuda_error: Option<CudaError>,
     #[serde(default)]
+    pub cuda_hang: Option<CudaCall>,
+    #[serde(default)]
     pub wrong_results: Option<WrongResults>,
     /// Share of the model's speed that kernels reach.
     #[serde(default = "full_speed")]
@@ -120,6 +126,13 @@ pub struct Gpu {
 
 fn yes() -> bool {
     true
+}
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the default of a field that may be null"
+)]
+fn quickly_computed() -> Option<Bytes> {
+    Some(Bytes(256 << 20))
 }
 fn full_speed() -> f64 {
     1.0
@@ -619,7 +632,7 @@ impl Default for VisibleTo {
     }
 }
 
-/// An error that CUDA calls on this GPU return.
+/// An error that CUDA calls on this GPU return; `cuda_hang` names calls that do not return at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaError {
@@ -649,7 +662,8 @@ pub enum CudaCall {
 #[serde(deny_unknown_fields)]
 pub struct WrongResults {
     pub kind: WrongResultKind,
-    /// Part of a kernel's name; null means every kernel that writes results, and matrix products of cuBLASLt.
+    /// Part of a kernel's name; null means every kernel that writes results. `gemm` are all matrix products, those of cuBLASLt
+    /// (`cublasLtMatmul`) too.
     #[serde(default)]
     pub kernel: Option<String>,
     /// Element of the output, counted from its start; null means one that follows from the launch's number.
@@ -661,9 +675,25 @@ pub struct WrongResults {
     /// Only blocks that run on this SM compute wrongly.
     #[serde(default)]
     pub sm: Option<u32>,
-    /// One launch in this many is wrong; 1 means every one.
+    /// Where `bit` and the kinds of single elements strike, unless `element` says so.
+    #[serde(default)]
+    pub place: WrongResultPlace,
+    /// One launch in this many of those kernels is wrong; 1 means every one.
     #[serde(default = "one")]
     pub every_launches: u64,
+    /// The first wrong launch of those kernels, counted from 0 since the fault is there.
+    #[serde(default)]
+    pub first_launch: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WrongResultPlace {
+    /// Anywhere, as follows from the launch's number.
+    #[default]
+    Scattered,
+    /// Each bit of each corner of each tile in turn, one a wrong launch.
+    TileCorners,
 }
 
 fn one() -> u64 {
@@ -683,6 +713,10 @@ pub enum WrongResultKind {
     Tile,
     /// One element is not a number.
     Nan,
+    /// One element is infinite.
+    Infinity,
+    /// The same bit of two elements of a column flips, which a sum over the column may not see.
+    TwoRows,
     /// The same wrong value in the same element every time: copies agree with one another and are all wrong.
     SameEveryTime,
 }

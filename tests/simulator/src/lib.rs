@@ -31,6 +31,7 @@ pub mod quantity;
 pub mod resolve;
 pub mod scenario;
 pub mod state;
+pub mod wrong_results;
 
 pub use catalogue::{Catalogue, Kind};
 pub use prepare::{NodeRequest, PreparedNode, prepare_node};

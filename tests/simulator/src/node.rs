@@ -140,6 +140,7 @@ impl Node {
                 Trigger::AfterLaunches(count) => {
                     self.state.gpu(change.gpu as usize).launches() >= count
                 }
+                Trigger::AfterLoadNs(ns) => self.state.gpu(change.gpu as usize).loaded_ns() >= ns,
             };
             if due && self.state.fire(index) {
                 self.happen(index);
@@ -264,12 +265,17 @@ pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
     }
     let named = |list: &[String]| list.iter().any(|name| name == function);
     if named(&behaviour.hang) {
-        loop {
-            std::thread::park();
-        }
+        hang();
     }
     if named(&behaviour.crash) {
         std::process::abort();
     }
     behaviour.returns.get(function).copied()
+}
+
+/// A call that never returns.
+pub(crate) fn hang() -> ! {
+    loop {
+        std::thread::park();
+    }
 }

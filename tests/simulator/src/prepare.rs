@@ -103,7 +103,9 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
         ("GPU_VALIDATOR_BURN_DURATION", "0.2s"),
         ("GPU_VALIDATOR_BURN_MEMORY", "8MiB"),
     ] {
-        environment.insert(name.to_owned(), value.to_owned());
+        // A fault that comes in the middle of a burn asks for a longer one.
+        let entry = environment.entry(name.to_owned());
+        entry.or_insert_with(|| value.to_owned());
     }
     // Simulated GPUs of different nodes have the same UUIDs, and a GPU is burned once at a time.
     let runtime = folder.join("run").display().to_string();

@@ -80,6 +80,8 @@ pub enum Trigger {
     AtNs(u64),
     /// Once this many kernels were launched on the GPU that the change is about (the first one, where there are several).
     AfterLaunches(u64),
+    /// Once the GPU was under load for this long, all loads together.
+    AfterLoadNs(u64),
 }
 
 /// Reads `3s`, `250ms`, `2min`.
@@ -105,7 +107,17 @@ pub fn parse_launches(text: &str) -> Result<u64, String> {
         .strip_suffix("launches")
         .or_else(|| text.trim().strip_suffix("launch"))
         .and_then(|number| number.trim().parse().ok())
-        .ok_or_else(|| format!("`{text}` is not a number of launches such as `1000 launches`"))
+        .ok_or_else(|| format!("`{text}` is neither a number of launches such as `1000 launches` nor a time such as `1s of load`"))
+}
+
+/// Reads what comes `after:` something on the GPU: `1000 launches`, or `1.5s of load`.
+pub fn parse_after(text: &str) -> Result<Trigger, String> {
+    let Some(time) = text.trim().strip_suffix("of load") else {
+        return parse_launches(text).map(Trigger::AfterLaunches);
+    };
+    let ns = u64::try_from(parse_duration(time)?.as_nanos());
+    ns.map(Trigger::AfterLoadNs)
+        .map_err(|_| format!("`{text}` is too long"))
 }
 
 #[cfg(test)]
@@ -134,5 +146,14 @@ mod tests {
         assert!(parse_duration("3").is_err());
         assert_eq!(parse_launches("1000 launches"), Ok(1000));
         assert!(parse_launches("1000").is_err());
+        assert_eq!(
+            parse_after("1000 launches"),
+            Ok(Trigger::AfterLaunches(1000))
+        );
+        assert_eq!(
+            parse_after("1.5s of load"),
+            Ok(Trigger::AfterLoadNs(1_500_000_000))
+        );
+        assert!(parse_after("1.5s").is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::catalogue::{Catalogue, NodeFile, short_name, with_nearest};
 use crate::faults::{GpuSelection, Step};
-use crate::quantity::{Trigger, parse_duration, parse_launches};
+use crate::quantity::{Trigger, parse_after, parse_duration};
 use crate::scenario::{ResolvedScenario, Scenario, ScheduledEvent, TimedChange};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
@@ -261,8 +261,8 @@ fn trigger(step: &Step) -> Result<Option<Trigger>> {
             Ok(Some(Trigger::AtNs(u64::try_from(duration.as_nanos())?)))
         }
         (None, Some(after)) => {
-            let launches = parse_launches(after).map_err(|error| anyhow!("after: {error}"))?;
-            Ok(Some(Trigger::AfterLaunches(launches)))
+            let trigger = parse_after(after).map_err(|error| anyhow!("after: {error}"))?;
+            Ok(Some(trigger))
         }
         (Some(_), Some(_)) => bail!("`at` and `after` contradict each other; give one"),
     }

@@ -21,7 +21,7 @@ pub const MAX_GPUS: usize = 16;
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
 const EVENT_CAPACITY: usize = 256;
-const MAGIC: u64 = 0x4750_5553_494d_0002;
+const MAGIC: u64 = 0x4750_5553_494d_0003;
 
 #[repr(C)]
 struct Layout {
@@ -45,6 +45,8 @@ struct Layout {
 #[derive(Debug)]
 pub struct GpuState {
     launches: AtomicU64,
+    /// Launches of the kernels that `wrong_results` is about.
+    spoilable_launches: AtomicU64,
     pub(crate) dynamics: crate::dynamics::DynamicState,
     processes: [ProcessSlot; MAX_PROCESSES],
 }
@@ -285,9 +287,23 @@ impl GpuState {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// Counts a launch and returns its number, from 0.
-    pub fn count_launch(&self) -> u64 {
-        self.launches.fetch_add(1, Ordering::Relaxed)
+    pub fn count_launch(&self) {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Time of load so far, in nanoseconds.
+    pub fn loaded_ns(&self) -> u64 {
+        self.dynamics.loaded_ns()
+    }
+
+    /// Launches so far of the kernels that the fault of wrong results is about.
+    pub fn spoilable_launches(&self) -> u64 {
+        self.spoilable_launches.load(Ordering::Relaxed)
+    }
+
+    /// Counts one of them and returns its number, from 0.
+    pub(crate) fn count_spoilable_launch(&self) -> u64 {
+        self.spoilable_launches.fetch_add(1, Ordering::Relaxed)
     }
 
     /// This process's slot, claimed when it has none yet; none when the GPU's process table is full.

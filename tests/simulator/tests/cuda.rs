@@ -2,45 +2,12 @@
 
 #![allow(unsafe_code, reason = "the driver's C interface")]
 
+mod on_node;
+
+use on_node::{NODE, on_node};
 use simulator::cuda::api::*;
 use simulator::cuda::result;
-use simulator::{Catalogue, NodeRequest, prepare_node};
 use std::ffi::{CString, c_void};
-use std::process::Command;
-
-/// The variable that tells a process that it is the one on the node.
-const NODE: &str = "GPU_SIMULATOR_NODE";
-
-/// Runs `body` on a node: this test runs itself again in a process whose environment names the node.
-fn on_node(test: &str, node: &str, faults: &[&str], overrides: &[&str], body: impl FnOnce()) {
-    if std::env::var_os(NODE).is_some() {
-        body();
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let strings = |list: &[&str]| list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-    let prepared = prepare_node(&NodeRequest {
-        folder: &folder.path().join("node"),
-        // The functions are linked into this test, so no library file is loaded.
-        library: &std::env::current_exe().expect("this program"),
-        catalogue: &Catalogue::shipped(),
-        node,
-        faults: &strings(faults),
-        overrides: &strings(overrides),
-    })
-    .expect("the node is prepared");
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(NODE, &prepared.folder)
-        .output()
-        .expect("the test starts again");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}"
-    );
-}
 
 const CHECK_PTX: &str = include_str!("../../../validator/src/load/kernels/check.ptx");
 
@@ -141,7 +108,11 @@ fn memory_is_counted_and_runs_out() {
         name,
         "h200x1",
         &[],
-        &["gpu.memory=2GiB", "gpu.memory_reserved=64MiB"],
+        &[
+            "gpu.memory=2GiB",
+            "gpu.memory_reserved=64MiB",
+            "gpu.cuda_free_memory_maximum=null",
+        ],
         || unsafe {
             start();
             let (mut free, mut total, mut first, mut second) = (0, 0, 0, 0);
@@ -331,7 +302,7 @@ fn a_mig_instance_stands_for_its_gpu_with_its_own_memory() {
         "a_mig_instance_stands_for_its_gpu_with_its_own_memory",
         "mig",
         &[],
-        &[],
+        &["gpu.cuda_free_memory_maximum=null"],
         || unsafe {
             start();
             let (mut free, mut total, mut pointer) = (0, 0, 0);

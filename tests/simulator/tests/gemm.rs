@@ -11,46 +11,17 @@
     reason = "the names of C = A x B, m x n x k"
 )]
 
+mod on_node;
+
 use simulator::cuda::api::*;
 use simulator::cuda::kernels::tensor_map::TensorMap;
 use simulator::cuda::result;
-use simulator::{Catalogue, NodeRequest, prepare_node};
 use std::ffi::{CString, c_void};
-use std::process::Command;
 
-/// The variable that tells a process that it is the one on the node.
-const NODE: &str = "GPU_SIMULATOR_NODE";
-
-/// Runs `body` on a node with one small H200: this test runs itself again in a process whose environment names the node.
+/// Runs `body` on a node with one small H200.
 fn on_node(test: &str, overrides: &[&str], body: impl FnOnce()) {
-    if std::env::var_os(NODE).is_some() {
-        body();
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a temporary folder");
     let small = ["gpu.memory=2GiB", "gpu.memory_reserved=64MiB"];
-    let overrides = small.iter().chain(overrides).map(|it| (*it).to_owned());
-    let prepared = prepare_node(&NodeRequest {
-        folder: &folder.path().join("node"),
-        // The functions are linked into this test, so no library file is loaded.
-        library: &std::env::current_exe().expect("this program"),
-        catalogue: &Catalogue::shipped(),
-        node: "h200x1",
-        faults: &[],
-        overrides: &overrides.collect::<Vec<_>>(),
-    })
-    .expect("the node is prepared");
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(NODE, &prepared.folder)
-        .output()
-        .expect("the test starts again");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}"
-    );
+    on_node::on_node(test, "h200x1", &[], &[&small, overrides].concat(), body);
 }
 
 const MODULES: [&str; 5] = [
@@ -672,8 +643,7 @@ fn is_found(test: &str, fault: &str, check: impl Fn(&Product<'_>, u64, u64, u64)
                     }
                 }
             }
-            // Launches are counted over all kernels, so that the product is every third or so of them.
-            assert!(found > 0, "{family} {}: nothing was wrong", precision.name);
+            assert!(found >= 8, "{family} {}: {found} wrong", precision.name);
         }
     });
 }
@@ -940,7 +910,7 @@ fn products_take_the_time_of_an_h200_and_are_fast_here() {
             let again = started.elapsed() / 10;
             println!("the first product took {first:?}, each further one {again:?}");
             let teraflops = 10.0 * 2.0 * 2048f32.powi(3) / (milliseconds * 1e9);
-            assert!((580.0..=660.0).contains(&teraflops), "{teraflops} TFLOP/s");
+            assert!((640.0..=661.0).contains(&teraflops), "{teraflops} TFLOP/s");
             // Far below what computing it again would take.
             assert!(again * 4 < first, "{first:?}, {again:?}");
         },

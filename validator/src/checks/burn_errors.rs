@@ -19,7 +19,7 @@
 
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
-use crate::facts::{EccErrors, Facts, GpuFacts, Reading, SensorLog};
+use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -37,6 +37,11 @@ const REMEDY: &str = "drain the node, reset the GPU and burn again; if errors re
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let (_, log) = burned::sensors_of(gpu, facts, profile)?;
     let (before, after) = (&log.before, &log.after);
+    if *after == LoadCounters::default() {
+        let why = log.trouble.as_deref().unwrap_or("nothing was told");
+        let unread = Outcome::error(format!("no counter was read after the burn: {why}"));
+        return worst_of([Ok(xids(log)), Ok(unread)]);
+    }
     worst_of([
         Ok(xids(log)),
         compare(
@@ -138,7 +143,7 @@ fn correctable(errors: &EccErrors) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{EccErrors, Reading, RowRemapping, SensorLog};
+    use crate::facts::{EccErrors, LoadCounters, Reading, RowRemapping, SensorLog};
     use crate::findings::Verdict;
     use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
 
@@ -182,6 +187,16 @@ mod tests {
 
     #[test]
     fn what_was_read_once_is_an_error() {
+        let unread = burned_node_with_sensors(|log| {
+            log.after = LoadCounters::default();
+            log.trouble = Some("the process that reads NVML was ended by signal 9".to_owned());
+        });
+        let finding = judge_check(&CHECK, &unread, "{}").swap_remove(2);
+        assert_eq!(finding.verdict, Verdict::Error);
+        assert_eq!(
+            finding.summary,
+            "no counter was read after the burn: the process that reads NVML was ended by signal 9"
+        );
         let verdict = judge(|log| log.after.ecc_volatile = Reading::default());
         assert_eq!(verdict, Verdict::Error);
         assert_eq!(judge(|log| *log = SensorLog::default()), Verdict::Error);

@@ -64,7 +64,8 @@ fn judge_products(
 ) -> Judgement {
     let precision = products.precision;
     let wrong = products.mismatches + products.nonfinite;
-    if run.injected > 0 && wrong <= run.injected {
+    // A flipped bit may make a NaN, which is one wrong block and one result that is not finite.
+    if run.injected > 0 && products.mismatches.max(products.nonfinite) <= run.injected {
         return Ok(Outcome::error(format!(
             "{precision}: {} bits were flipped on purpose and {} wrong blocks were found, so this run does not vouch for the GPU",
             run.injected, products.mismatches

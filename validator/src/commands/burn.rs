@@ -71,6 +71,9 @@ pub(crate) struct Arguments {
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
+    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
+    deadline_scale: f64,
 }
 
 /// Burns in the background.
@@ -188,7 +191,8 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let folder = RuntimeFolder::open()?;
     refuse_second_burn(&folder, &arguments.gpu)?;
     let interrupt = stop_on_signals()?;
-    let probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
+    let mut probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
+    probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
     let judged = |facts| Run::judged(facts, &profile, &profile_name, LEVEL);
     let not_burned = |facts: &Facts| Facts {

@@ -250,6 +250,9 @@ pub struct ElementMismatch {
     pub flipped_bits: u32,
     /// The multiprocessor that computed it, where the engine knows.
     pub sm: Option<u32>,
+    /// Which product of its precision, counted from 0.
+    #[serde(default)]
+    pub product: u64,
     /// Which sweep over the memory, counted from 0.
     pub sweep: u64,
     /// Reading the same memory again gave the right bits: a transient read error.

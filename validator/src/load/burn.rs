@@ -549,9 +549,13 @@ fn listen_to_sensors(
             }
             WorkerEvent::Closed => {
                 let end = worker.finish(TIME_FOR_LAST_LOOK);
-                let ended_well = end == ProcessEnd::Exited(0);
-                let how = || format!("the process that reads NVML ended: {end:?}");
-                return trouble.or_else(|| (!ended_well).then(how));
+                let how = match end {
+                    ProcessEnd::Exited(0) => return trouble,
+                    ProcessEnd::Exited(status) => format!("exited with status {status}"),
+                    ProcessEnd::Killed(signal) => format!("was ended by signal {signal}"),
+                    ProcessEnd::Stuck => "cannot be killed: uninterruptible sleep".to_owned(),
+                };
+                return trouble.or(Some(format!("the process that reads NVML {how}")));
             }
         }
     }

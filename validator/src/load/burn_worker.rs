@@ -448,7 +448,7 @@ impl<'t> Worker<'t> {
         asked: Sweeps,
         precision: Precision,
     ) -> Result<(), WorkerEnd> {
-        let mut products = empty_products(precision, gemm.family.name());
+        let mut products = empty_products(precision, engines.0.kernels_name());
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
@@ -460,7 +460,9 @@ impl<'t> Worker<'t> {
             self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
             self.run.injected = injected_before + moment.injected;
             self.injected_found = found_before + moment.injected_found;
-            self.listen(&moment);
+            if moment.is_due {
+                self.listen(&moment);
+            }
             !self.stop.load(Ordering::Relaxed)
         });
         if let Some(last) = self.run.precisions.last_mut() {

@@ -2,7 +2,7 @@
 
 use super::matrix::{Element, Layout};
 use super::product::{Operand, product};
-use crate::cuda::kernels::{Blocks, Output};
+use crate::cuda::kernels::{Blocks, Output, Tiles};
 use crate::node::{Node, misbehave};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_char, c_int, c_void};
@@ -354,12 +354,17 @@ pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     })
 }
 
+/// Source: cublas_api.h, `CUBLAS_COMPUTE_32F_FAST_TF32`.
+const COMPUTE_32F_FAST_TF32: u64 = 77;
+
 /// A product that was described and can be computed.
 #[derive(Debug)]
 struct Multiplication {
     transposed: [bool; 2],
     /// Scale factors of FP8 operands, as device pointers.
     scales: [u64; 2],
+    /// `cublasComputeType_t`.
+    compute: u64,
     /// `cudaDataType_t` of alpha and beta.
     scale_type: u64,
     layouts: [Layout; 4],
@@ -385,6 +390,7 @@ impl Multiplication {
         Ok(Self {
             transposed: [value(3) == 1, value(4) == 1],
             scales: [value(17), value(18)],
+            compute: value(0),
             scale_type: value(1),
             layouts: [layout(a)?, layout(b)?, layout(c)?, layout(d)?],
         })
@@ -453,9 +459,11 @@ pub unsafe extern "C" fn cublasLtMatmul(
             element_size: d_layout.element.bytes(),
             elements: d_layout.bytes().unwrap_or(0) / d_layout.element.bytes() as u64,
             row_length: d_layout.leading_dimension.cast_unsigned(),
-            blocks: Blocks::InOrder {
-                elements: 128 * 128,
-            },
+            blocks: Blocks::Tiles(Tiles {
+                rows: 128,
+                columns: 128,
+                sm: Vec::new(),
+            }),
         };
         let gpu_time = gpu_time_model(&multiplication);
         crate::cuda::api::run_library_kernel("cublasLtMatmul", stream, output, gpu_time, || {
@@ -541,10 +549,11 @@ fn gpu_time_model(multiplication: &Multiplication) -> u64 {
     let operations = 2 * d.rows * d.columns * inner;
     // Operations in a nanosecond: what an H200 sustains, see the validator's BENCHMARKS.md.
     let rate = match a.element {
+        Element::F32 if multiplication.compute == COMPUTE_32F_FAST_TF32 => 370_000,
         Element::F64 | Element::F32 | Element::S32 => 50_000,
         Element::F16 | Element::Bf16 => 650_000,
         Element::E4m3 | Element::E5m2 => 1_200_000,
         Element::S8 => 880_000,
     };
-    2_000 + operations / rate
+    operations / rate
 }

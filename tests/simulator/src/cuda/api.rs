@@ -347,7 +347,9 @@ functions! {
     fn cuMemGetInfo_v2(driver, free: *mut usize, total: *mut usize) {
         let gpu = driver.current()?.gpu;
         let whole = driver.with_gpu(gpu, |values| values.memory.0.saturating_sub(values.memory_reserved.0));
-        let left = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let really_free = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let shown = driver.with_gpu(gpu, |values| values.cuda_free_memory_maximum);
+        let left = shown.map_or(really_free, |most| really_free.min(most.0));
         unsafe {
             put(free, usize::try_from(left).unwrap_or(usize::MAX))?;
             put(total, usize::try_from(whole).unwrap_or(usize::MAX))
@@ -800,7 +802,7 @@ fn launch(
         }
         return Err(NOT_SUPPORTED);
     };
-    let number = driver.node.state().gpu(context.gpu).count_launch();
+    driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let _work = driver
@@ -814,7 +816,7 @@ fn launch(
             code
         }
     })?;
-    corruption::spoil(gpu, &function.name, number, &done.outputs);
+    corruption::spoil(driver.node, context.gpu, gpu, &function.name, &done.outputs);
     stream.pass(scaled_time(gpu, done.gpu_time_ns));
     Ok(())
 }
@@ -834,18 +836,19 @@ pub(crate) fn run_library_kernel(
     driver
         .injected_error(context.gpu, CudaCall::Launch)
         .map_err(|_| EXECUTION_FAILED)?;
-    let number = driver.node.state().gpu(context.gpu).count_launch();
+    driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let slot = driver.slot(context.gpu).map_err(|_| EXECUTION_FAILED)?;
     let _work = driver.node.begin_work(context.gpu, slot);
     run()?;
-    corruption::spoil(gpu, name, number, &[output]);
+    corruption::spoil(driver.node, context.gpu, gpu, name, &[output]);
     stream.pass(scaled_time(gpu, gpu_time_ns));
     Ok(())
 }
 
-/// GPU time of a GPU that is slower than its model.
+/// GPU time on this GPU of what takes an H200 at its power limit so long: by multiprocessors and clock under load, and by how
+/// much the GPU is slower than its model.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -853,7 +856,10 @@ pub(crate) fn run_library_kernel(
     reason = "model time"
 )]
 fn scaled_time(gpu: &Gpu, nanoseconds: u64) -> u64 {
-    (nanoseconds as f64 / gpu.speed.max(0.001)) as u64
+    const H200_SM_MHZ: f64 = 132.0 * 1550.0;
+    let share = f64::from(gpu.sm_count) * f64::from(gpu.clocks.load_sm_mhz) / H200_SM_MHZ;
+    let speed = (share * gpu.speed / f64::from(gpu.slowdown())).max(1e-3);
+    (nanoseconds as f64 / speed) as u64
 }
 
 /// # Safety

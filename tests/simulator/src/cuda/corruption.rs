@@ -1,124 +1,282 @@
-//! Wrong numbers: spoils what a kernel wrote, as the scenario asks.
+//! Wrong numbers: spoils what a kernel wrote, as the scenario asks, and notes what it spoiled.
 
 use super::kernels::{Blocks, Output, Tiles};
-use crate::gpu::{Gpu, WrongResultKind, WrongResults};
+use crate::gpu::{Gpu, WrongResultKind, WrongResultPlace, WrongResults};
+use crate::node::Node;
+use crate::wrong_results::{WrongArea, WrongResult, append};
 
 /// The side of a tile, in elements, where a kernel does not say.
 const TILE: u64 = 128;
+/// Elements of one column that are so many rows apart are always in one strip of a verification's checksum.
+const ROWS_APART: u64 = 8;
 
-/// Spoils the outputs of launch number `launch` of `kernel`. Whatever kind of fault it is, real bytes change.
-pub(super) fn spoil(gpu: &Gpu, kernel: &str, launch: u64, outputs: &[Output]) {
+/// The kernels of cuBLASLt's products, whatever their names are in the real library.
+pub(crate) const CUBLASLT_PRODUCT: &str = "cublasLtMatmul";
+
+/// What happens to an element.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Flip { bit: u64 },
+    Overwrite { byte: u8 },
+    Infinity,
+}
+
+/// Elements, and the multiprocessor that computed them.
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    row: u64,
+    column: u64,
+    rows: u64,
+    columns: u64,
+    sm: Option<u32>,
+}
+
+/// Spoils the outputs of a launch of `kernel` that has just ended, if it is one that shall be wrong. Real bytes change.
+pub(super) fn spoil(node: &Node, gpu_index: usize, gpu: &Gpu, kernel: &str, outputs: &[Output]) {
     let Some(fault) = &gpu.wrong_results else {
         return;
     };
-    let hit = fault
-        .kernel
-        .as_ref()
-        .is_none_or(|part| kernel.contains(part.as_str()))
-        && launch.is_multiple_of(fault.every_launches.max(1));
-    if !hit {
+    if !is_meant(fault, kernel) {
         return;
     }
-    for output in outputs.iter().filter(|it| it.elements > 0) {
-        match fault.sm {
-            Some(sm) => spoil_sm(output, sm, gpu.sm_count),
-            None => spoil_output(output, fault, launch),
-        }
-    }
-}
-
-/// What the broken SM computes has its lowest mantissa or integer bit wrong.
-fn spoil_sm(output: &Output, sm: u32, sm_count: u32) {
-    let per_block = match &output.blocks {
-        Blocks::InOrder { elements } => (*elements).max(1),
-        Blocks::Tiles(tiles) => {
-            let wrong = (0..).zip(&tiles.sm).filter(|(_, of)| **of == sm);
-            return wrong.for_each(|(tile, _)| spoil_tile(output, tiles, tile, 0));
-        }
+    let launch = node.state().gpu(gpu_index).count_spoilable_launch();
+    let Some(number) = wrong_number(fault, launch) else {
+        return;
     };
-    // Blocks are dealt to SMs in turn.
-    let blocks = output.elements.div_ceil(per_block);
-    for block in (u64::from(sm)..blocks).step_by(sm_count.max(1) as usize) {
-        let end = ((block + 1) * per_block).min(output.elements);
-        for element in block * per_block..end {
-            flip(output, element, 0);
+    for output in outputs.iter().filter(|it| it.elements > 0) {
+        let (areas, change) = plan(output, fault, (launch, number), gpu.sm_count);
+        let result = WrongResult {
+            gpu: gpu_index,
+            kernel: kernel.to_owned(),
+            launch,
+            areas: areas.iter().map(|it| apply(output, *it, change)).collect(),
+        };
+        if result.areas.is_empty() {
+            continue;
         }
+        // A node whose folder cannot be written to has no record; its results are wrong all the same.
+        let _ = append(node.folder(), &result);
     }
 }
 
-fn spoil_output(output: &Output, fault: &WrongResults, launch: u64) {
+/// Whether the fault is about this kernel.
+fn is_meant(fault: &WrongResults, kernel: &str) -> bool {
+    let Some(part) = &fault.kernel else {
+        return true;
+    };
+    kernel.contains(part.as_str()) || (part == "gemm" && kernel == CUBLASLT_PRODUCT)
+}
+
+/// The how manieth wrong launch it is, if it is one.
+fn wrong_number(fault: &WrongResults, launch: u64) -> Option<u64> {
+    let since = launch.checked_sub(fault.first_launch)?;
+    let every = fault.every_launches.max(1);
+    since.is_multiple_of(every).then_some(since / every)
+}
+
+/// What of an output is changed, and how.
+fn plan(
+    output: &Output,
+    fault: &WrongResults,
+    (launch, number): (u64, u64),
+    sm_count: u32,
+) -> (Vec<Area>, Change) {
+    if let Some(sm) = fault.sm {
+        // The lowest mantissa or integer bit of everything that it computes.
+        return (areas_of_sm(output, sm, sm_count), Change::Flip { bit: 0 });
+    }
     let bits = output.element_size as u64 * 8;
-    let element = fault.element.unwrap_or_else(|| scatter(launch)) % output.elements;
-    let bit = fault
-        .bit
-        .map_or_else(|| scatter(launch ^ 0x5bd1_e995), u64::from)
-        % bits;
+    let (element, bit) = match fault.place {
+        WrongResultPlace::Scattered => (scatter(launch), scatter(launch ^ 0x5bd1_e995)),
+        WrongResultPlace::TileCorners => (tile_corner(output, number / bits), number),
+    };
+    let element = match (fault.kind, fault.element) {
+        (_, Some(element)) => element,
+        (WrongResultKind::SameEveryTime, None) => output.elements / 2,
+        (_, None) => element,
+    } % output.elements;
+    let flip = Change::Flip {
+        bit: fault.bit.map_or(bit, u64::from) % bits,
+    };
     let row_length = output.row_length.max(1);
+    let (row, column) = (element / row_length, element % row_length);
+    let one = |row: u64| Area {
+        row,
+        column,
+        rows: 1,
+        columns: 1,
+        sm: sm_of(output, row, column, sm_count),
+    };
     match fault.kind {
-        WrongResultKind::Bit => flip(output, element, bit),
-        WrongResultKind::Element => overwrite(output, element, 0x5a),
-        WrongResultKind::SameEveryTime => {
-            overwrite(
-                output,
-                fault.element.unwrap_or(output.elements / 2) % output.elements,
-                0x3c,
-            );
-        }
+        WrongResultKind::Bit => (vec![one(row)], flip),
+        WrongResultKind::Element => (vec![one(row)], Change::Overwrite { byte: 0x5a }),
+        WrongResultKind::SameEveryTime => (vec![one(row)], Change::Overwrite { byte: 0x3c }),
         // All ones are a NaN in every floating-point format, and a wrong value in an integer one.
-        WrongResultKind::Nan => overwrite(output, element, 0xff),
+        WrongResultKind::Nan => (vec![one(row)], Change::Overwrite { byte: 0xff }),
+        WrongResultKind::Infinity => (vec![one(row)], Change::Infinity),
+        WrongResultKind::TwoRows => (vec![one(row), one(row ^ ROWS_APART)], flip),
         WrongResultKind::Row => {
-            let first = element / row_length * row_length;
-            for element in first..(first + row_length).min(output.elements) {
-                flip(output, element, bit);
-            }
+            let whole = Area {
+                column: 0,
+                columns: row_length,
+                sm: None,
+                ..one(row)
+            };
+            (vec![whole], flip)
         }
         WrongResultKind::Tile => {
-            let (row, column) = (element / row_length, element % row_length);
-            let whole = Tiles {
-                rows: TILE,
-                columns: TILE,
-                sm: Vec::new(),
-            };
-            let tiles = match &output.blocks {
-                Blocks::Tiles(tiles) => tiles,
-                Blocks::InOrder { .. } => &whole,
-            };
-            let tiles_in_a_row = row_length.div_ceil(tiles.columns);
-            let tile = row / tiles.rows * tiles_in_a_row + column / tiles.columns;
-            spoil_tile(output, tiles, tile, bit);
+            let tiles = tiles_of(output);
+            let tile = tile_at(&tiles, row_length, row, column);
+            (vec![area_of_tile(output, &tiles, tile, sm_count)], flip)
         }
     }
 }
 
-/// Flips this bit of every element of a tile, or of what is left of it at the matrix's edges.
-fn spoil_tile(output: &Output, tiles: &Tiles, tile: u64, bit: u64) {
+/// The tiles that thread blocks compute, or else such as they commonly are.
+fn tiles_of(output: &Output) -> Tiles {
+    match &output.blocks {
+        Blocks::Tiles(tiles) => tiles.clone(),
+        Blocks::InOrder { .. } => Tiles {
+            rows: TILE,
+            columns: TILE,
+            sm: Vec::new(),
+        },
+    }
+}
+
+fn tile_at(tiles: &Tiles, row_length: u64, row: u64, column: u64) -> u64 {
+    row / tiles.rows * row_length.div_ceil(tiles.columns) + column / tiles.columns
+}
+
+/// A tile, or what is left of it at the matrix's edges.
+fn area_of_tile(output: &Output, tiles: &Tiles, tile: u64, sm_count: u32) -> Area {
     let row_length = output.row_length.max(1);
     let tiles_in_a_row = row_length.div_ceil(tiles.columns);
-    let (row, column) = (
-        tile / tiles_in_a_row * tiles.rows,
-        tile % tiles_in_a_row * tiles.columns,
-    );
-    for row in row..(row + tiles.rows).min(output.elements.div_ceil(row_length)) {
-        for column in column..(column + tiles.columns).min(row_length) {
-            let element = row * row_length + column;
+    let row = tile / tiles_in_a_row * tiles.rows;
+    let column = tile % tiles_in_a_row * tiles.columns;
+    Area {
+        row,
+        column,
+        rows: tiles.rows.min(output.elements.div_ceil(row_length) - row),
+        columns: tiles.columns.min(row_length - column),
+        sm: sm_of(output, row, column, sm_count),
+    }
+}
+
+/// The multiprocessor that computed this element, where that is known; tiles without a list are dealt in turn.
+fn sm_of(output: &Output, row: u64, column: u64, sm_count: u32) -> Option<u32> {
+    let Blocks::Tiles(tiles) = &output.blocks else {
+        return None;
+    };
+    let tile = tile_at(tiles, output.row_length.max(1), row, column);
+    if tiles.sm.is_empty() {
+        return u32::try_from(tile % u64::from(sm_count.max(1))).ok();
+    }
+    tiles.sm.get(usize::try_from(tile).ok()?).copied()
+}
+
+/// Everything that this multiprocessor computes.
+fn areas_of_sm(output: &Output, sm: u32, sm_count: u32) -> Vec<Area> {
+    let row_length = output.row_length.max(1);
+    match &output.blocks {
+        Blocks::Tiles(tiles) => {
+            let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
+            (0..rows_of_tiles * row_length.div_ceil(tiles.columns))
+                .map(|tile| area_of_tile(output, tiles, tile, sm_count))
+                .filter(|area| area.sm == Some(sm))
+                .collect()
+        }
+        // Blocks are dealt to SMs in turn.
+        Blocks::InOrder { elements } => {
+            let per_block = (*elements).max(1);
+            let blocks = output.elements.div_ceil(per_block);
+            (u64::from(sm)..blocks)
+                .step_by(sm_count.max(1) as usize)
+                .map(|block| block * per_block)
+                .map(|first| Area {
+                    row: first / row_length,
+                    column: first % row_length,
+                    rows: 1,
+                    columns: per_block.min(output.elements - first),
+                    sm: Some(sm),
+                })
+                .collect()
+        }
+    }
+}
+
+/// One corner of a tile after the other, through all tiles, and again from the start.
+fn tile_corner(output: &Output, number: u64) -> u64 {
+    let tiles = tiles_of(output);
+    let row_length = output.row_length.max(1);
+    let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
+    let count = rows_of_tiles * row_length.div_ceil(tiles.columns);
+    let area = area_of_tile(output, &tiles, number / 4 % count, 1);
+    let row = area.row + if number & 1 == 0 { 0 } else { area.rows - 1 };
+    let column = area.column + if number & 2 == 0 { 0 } else { area.columns - 1 };
+    row * row_length + column
+}
+
+fn apply(output: &Output, area: Area, change: Change) -> WrongArea {
+    let row_length = output.row_length.max(1);
+    let first = area.row * row_length + area.column;
+    let before = value(output, first);
+    for row in 0..area.rows {
+        for column in 0..area.columns {
+            let element = first + row * row_length + column;
             if element < output.elements {
-                flip(output, element, bit);
+                change_element(output, element, change);
+            }
+        }
+    }
+    WrongArea {
+        row: area.row,
+        column: area.column,
+        rows: area.rows,
+        columns: area.columns,
+        sm: area.sm,
+        flipped_bits: before ^ value(output, first),
+    }
+}
+
+fn change_element(output: &Output, element: u64, change: Change) {
+    let size = output.element_size as u64;
+    match change {
+        Change::Flip { bit } => {
+            with_byte(output, element, bit / 8, |byte| byte ^ 1 << (bit % 8));
+        }
+        // A wrong value must differ from the right one.
+        Change::Overwrite { byte } => {
+            for place in 0..size {
+                with_byte(output, element, place, |old| {
+                    if old == byte { byte ^ 0x80 } else { byte }
+                });
+            }
+        }
+        Change::Infinity => {
+            // FP64, FP32, and BF16 where elements are so short; integers get a value that is as wrong.
+            let infinity: u64 = match size {
+                8 => f64::INFINITY.to_bits(),
+                4 => f32::INFINITY.to_bits().into(),
+                _ => 0x7f80,
+            };
+            for (place, new) in (0..size).zip(infinity.to_le_bytes()) {
+                with_byte(output, element, place, |_| new);
             }
         }
     }
 }
 
-fn flip(output: &Output, element: u64, bit: u64) {
-    with_byte(output, element, bit / 8, |byte| byte ^ 1 << (bit % 8));
-}
-
-/// Gives every byte of the element this value, or another one if it had it: a wrong value must differ from the right one.
-fn overwrite(output: &Output, element: u64, value: u8) {
-    for byte in 0..output.element_size as u64 {
-        with_byte(output, element, byte, |old| {
-            if old == value { value ^ 0x80 } else { value }
+/// The bits of an element.
+fn value(output: &Output, element: u64) -> u64 {
+    (0..(output.element_size as u64).min(8)).fold(0, |bits, place| {
+        let mut read = 0;
+        with_byte(output, element, place, |byte| {
+            read = byte;
+            byte
         });
-    }
+        bits | u64::from(read) << (8 * place)
+    })
 }
 
 fn with_byte(output: &Output, element: u64, byte: u64, change: impl FnOnce(u8) -> u8) {
@@ -136,4 +294,78 @@ fn scatter(launch: u64) -> u64 {
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output() -> Output {
+        Output {
+            address: 0,
+            element_size: 4,
+            elements: 512 * 512,
+            row_length: 512,
+            blocks: Blocks::Tiles(Tiles {
+                rows: 128,
+                columns: 256,
+                sm: vec![5, 6, 7, 8, 5, 6, 7, 8],
+            }),
+        }
+    }
+
+    fn fault(text: &str) -> WrongResults {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_fault_of_products_is_about_those_of_cublaslt_too() {
+        let fault = fault(r#"{"kind": "bit", "kernel": "gemm"}"#);
+        assert!(is_meant(&fault, "gemm_sm90a_bf16") && is_meant(&fault, CUBLASLT_PRODUCT));
+        assert!(!is_meant(&fault, "verify_strips"));
+    }
+
+    #[test]
+    fn launches_are_wrong_from_the_first_one_on() {
+        let fault = fault(r#"{"kind": "bit", "first_launch": 10, "every_launches": 3}"#);
+        let numbers = [9, 10, 11, 13].map(|launch| wrong_number(&fault, launch));
+        assert_eq!(numbers, [None, Some(0), None, Some(1)]);
+    }
+
+    #[test]
+    fn every_bit_of_every_corner_has_its_turn() {
+        let fault = fault(r#"{"kind": "bit", "place": "tile-corners"}"#);
+        let mut places = std::collections::BTreeSet::new();
+        for number in 0..32 * 4 * 8 {
+            let (areas, change) = plan(&output(), &fault, (number, number), 132);
+            let Change::Flip { bit } = change else {
+                panic!("{change:?}")
+            };
+            assert_eq!(areas.len(), 1);
+            let (row, column) = (areas[0].row, areas[0].column);
+            assert!([0, 127].contains(&(row % 128)) && [0, 255].contains(&(column % 256)));
+            places.insert((row, column, bit));
+        }
+        assert_eq!(places.len(), 32 * 4 * 8);
+    }
+
+    #[test]
+    fn a_multiprocessor_is_wrong_in_all_of_its_tiles() {
+        let fault = fault(r#"{"kind": "element", "sm": 6}"#);
+        let (areas, _) = plan(&output(), &fault, (0, 0), 132);
+        let places: Vec<(u64, u64)> = areas.iter().map(|it| (it.row, it.column)).collect();
+        assert_eq!(places, [(0, 256), (256, 256)]);
+        assert!(areas.iter().all(|it| (it.rows, it.columns) == (128, 256)));
+    }
+
+    #[test]
+    fn two_rows_lie_in_one_strip() {
+        let fault = fault(r#"{"kind": "two-rows", "bit": 31}"#);
+        for launch in 0..100 {
+            let (areas, _) = plan(&output(), &fault, (launch, launch), 132);
+            assert_eq!(areas[0].column, areas[1].column);
+            assert_eq!(areas[0].row / 16, areas[1].row / 16);
+            assert_ne!(areas[0].row, areas[1].row);
+        }
+    }
 }

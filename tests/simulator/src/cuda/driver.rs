@@ -280,8 +280,11 @@ impl Driver {
         Ok(context)
     }
 
-    /// The error that the scenario wants from this kind of call on the GPU, if it does.
+    /// The error that the scenario wants from this kind of call on the GPU, if it does. A call that shall hang does not return.
     pub(super) fn injected_error(&self, gpu: usize, call: CudaCall) -> Outcome {
+        if self.with_gpu(gpu, |values| values.cuda_hang == Some(call)) {
+            crate::node::hang();
+        }
         self.with_gpu(gpu, |values| match &values.cuda_error {
             Some(error) if error.from == call => Err((error.code, error.sticky)),
             _ => Ok(()),

@@ -327,6 +327,14 @@ pub(super) enum Operands {
 }
 
 impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
+    /// Who multiplies, as the table of reference rates names it.
+    pub(in crate::load) fn kernels_name(&self) -> &'static str {
+        match &self.by {
+            Multiplier::Kernel(kernel) => kernel.family.name(),
+            Multiplier::Cublaslt { .. } => "cublaslt",
+        }
+    }
+
     /// The embedded kernel of this family.
     pub(crate) fn of(
         module: &'m Module<'c, 'a>,

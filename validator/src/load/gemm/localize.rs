@@ -92,6 +92,7 @@ impl Localizer<'_, '_, '_, '_> {
                 observed: format!("{:#0digits$x}", it.got),
                 flipped_bits: (it.expected ^ it.got).count_ones(),
                 sm: it.sm,
+                product,
                 sweep: product / self.layout.results_count,
                 right_when_read_again,
                 right_when_computed_again: None,
@@ -104,6 +105,7 @@ impl Localizer<'_, '_, '_, '_> {
                 column: strip.1 / self.layout.shape.words_per_element(),
                 expected: "the checksum of this strip".to_owned(),
                 observed: "another checksum, and no wrong element when read again".to_owned(),
+                product,
                 sweep: product / self.layout.results_count,
                 right_when_read_again: Some(true),
                 ..ElementMismatch::default()

@@ -53,9 +53,11 @@ pub(crate) struct Moment<'r> {
     pub(crate) injected: u64,
     /// Injected faults that were found at their element and bit.
     pub(crate) injected_found: u64,
+    /// Half a second passed since the last one that was, or the products ended.
+    pub(crate) is_due: bool,
 }
 
-/// Listens to the burn; `false` asks it to stop.
+/// Listens to the burn after every batch; `false` asks it to stop.
 pub(crate) type Listener<'l> = dyn FnMut(Moment<'_>) -> bool + 'l;
 
 /// The largest product that the memory holds and the GPU computes quickly, and how long it takes, in seconds.
@@ -351,7 +353,8 @@ struct Sweeper<'x, 'm, 'c, 'a> {
     injected: BTreeSet<(u64, u32, u32, u64)>,
     injected_found: u64,
     localizations: u32,
-    interval: (u64, f64),
+    /// Products and their time on the GPU since this moment.
+    interval: (u64, f64, Instant),
 }
 
 impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
@@ -388,7 +391,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             injected: BTreeSet::new(),
             injected_found: 0,
             localizations: 0,
-            interval: (0, 0.0),
+            interval: (0, 0.0, Instant::now()),
         })
     }
 
@@ -417,23 +420,30 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
                 self.look_into_mismatches(run)?;
             }
             let due = told.is_none_or(|it: Instant| it.elapsed().as_secs_f64() >= INTERVAL_S);
-            if due || !more {
+            if due {
                 told = Some(Instant::now());
-                go_on &= self.tell(run, begun, listener);
             }
+            go_on &= self.tell(run, begun, due || !more, listener);
         }
         self.verify_last(run)?;
-        self.tell(run, begun, listener);
+        self.tell(run, begun, true, listener);
         Ok(go_on)
     }
 
-    fn tell(&self, run: &PrecisionRun, begun: Instant, listener: &mut Listener<'_>) -> bool {
+    fn tell(
+        &self,
+        run: &PrecisionRun,
+        begun: Instant,
+        is_due: bool,
+        listener: &mut Listener<'_>,
+    ) -> bool {
         listener(Moment {
             elapsed: begun.elapsed(),
             run,
             memory_used_bytes: self.layout.bytes_in_use(run.products_verified),
             injected: self.injected.len() as u64,
             injected_found: self.injected_found,
+            is_due,
         })
     }
 
@@ -519,8 +529,9 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         run.tflops = self.tflops(run.products, run.gpu_time_s);
         self.interval.0 += batch.products;
         self.interval.1 += seconds;
-        if self.interval.1 >= INTERVAL_S {
-            let (products, seconds) = std::mem::take(&mut self.interval);
+        if self.interval.2.elapsed().as_secs_f64() >= INTERVAL_S {
+            let (products, seconds, _) =
+                std::mem::replace(&mut self.interval, (0, 0.0, Instant::now()));
             #[expect(clippy::cast_possible_truncation, reason = "three digits matter")]
             run.tflops_intervals
                 .push(self.tflops(products, seconds) as f32);

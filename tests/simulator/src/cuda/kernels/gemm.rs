@@ -7,7 +7,7 @@
 use super::operand::Element;
 use super::tensor_map::TensorMap;
 use super::verify::{Report, Strips, words_of_element};
-use super::{Blocks, Done, LAUNCH_NS, Launch, Output, Tiles};
+use super::{Blocks, Done, Launch, Output, Tiles};
 use crate::cuda::driver::Outcome;
 use crate::cuda::result::{ILLEGAL_INSTRUCTION, INVALID_VALUE};
 use crate::product::{Products, Sizes, fingerprint, multiply_by_transposed};
@@ -152,7 +152,7 @@ pub(super) fn run(launch: &Launch<'_>, kernel: Kernel) -> Outcome<Done> {
     };
     Ok(Done {
         outputs: vec![output],
-        gpu_time_ns: gpu_time_ns(launch, kernel, &job),
+        gpu_time_ns: gpu_time_ns(kernel, &job),
     })
 }
 
@@ -352,18 +352,16 @@ fn low_and_high(bits: u64) -> [u32; 2] {
     [bits as u32, (bits >> 32) as u32]
 }
 
-/// The figure of an H200, by multiprocessors and clock for other models.
+/// The figure of an H200 at its power limit. Products are launched one after another, and what a launch costs is hidden behind
+/// the product before.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "model time"
 )]
-fn gpu_time_ns(launch: &Launch<'_>, kernel: Kernel, job: &Job<'_>) -> u64 {
-    const H200_SM_MHZ: f64 = 132.0 * 1980.0;
-    let gpu = launch.gpu();
-    let share = f64::from(gpu.sm_count) * f64::from(gpu.clocks.max.sm_mhz) / H200_SM_MHZ;
+fn gpu_time_ns(kernel: Kernel, job: &Job<'_>) -> u64 {
     let depth = job.k_bytes / kernel.element.bytes() as u64;
     let operations = 2.0 * (job.m * job.n * depth) as f64;
-    LAUNCH_NS + (operations / (kernel.operations_per_ns * share.max(1e-3))) as u64
+    (operations / kernel.operations_per_ns) as u64
 }

@@ -55,7 +55,7 @@ pub enum Blocks {
 pub struct Tiles {
     pub rows: u64,
     pub columns: u64,
-    /// The multiprocessor that computes each tile, row of tiles by row of tiles.
+    /// The multiprocessor that computes each tile, row of tiles by row of tiles; empty where they are dealt in turn.
     pub sm: Vec<u32>,
 }
 
@@ -122,7 +122,7 @@ const MEMORY_BYTES_PER_NS: u64 = 4_300;
 
 /// What a kernel takes that is bound by reading or writing so many bytes.
 fn memory_time_ns(bytes: u64) -> u64 {
-    LAUNCH_NS + bytes / MEMORY_BYTES_PER_NS
+    bytes / MEMORY_BYTES_PER_NS
 }
 
 /// `flip_bit(address: *mut u32, bit: u32)`.

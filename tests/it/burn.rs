@@ -1,0 +1,546 @@
+//! The burn on simulated nodes: what happens to one GPU, to the burn's processes, and to what a person reads of it.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::node::{Node, Ran, Report, said, set, texts};
+use crate::processes::{Worker, eventually, signal, workers_of};
+
+/// Products of 512 x 512, which the host's processor multiplies for all GPUs.
+const MEMORY: &str = "8MiB";
+/// The node of most cases: four GPUs are enough to tell one from the others.
+const NODE: &str = "g4dn.12xlarge";
+
+fn command(node: &Node, arguments: &[&str]) -> Command {
+    let mut command = node.validator();
+    command
+        .args(["burn", "--memory", MEMORY, "--sysroot"])
+        .arg(node.sysroot())
+        .arg("--json")
+        .arg(node.out.path("report.json"))
+        .arg("--facts")
+        .arg(node.out.path("facts.json"))
+        .args(arguments);
+    command
+}
+
+fn burn(node: &Node, arguments: &[&str]) -> Ran {
+    node.finish(&mut command(node, arguments))
+}
+
+/// `check: verdict` of what is not green, by the number of the GPU; that of the host is not expected.
+fn not_green_by_gpu(node: &Node, report: &Report) -> BTreeMap<usize, Vec<String>> {
+    let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+    for finding in report.findings() {
+        let verdict = finding["verdict"].as_str().expect("text");
+        if ["pass", "skip"].contains(&verdict) {
+            continue;
+        }
+        let uuid = finding["subject"]["gpu"]["uuid"].as_str();
+        let uuid = uuid.unwrap_or_else(|| panic!("of the host: {finding}"));
+        let check = finding["check"].as_str().expect("text");
+        let gpu = uuids(node).iter().position(|it| it == uuid);
+        let of_gpu = by_gpu.entry(gpu.expect("a GPU of the node")).or_default();
+        of_gpu.push(format!("{check}: {verdict}"));
+    }
+    for of_gpu in by_gpu.values_mut() {
+        of_gpu.sort();
+    }
+    by_gpu
+}
+
+fn uuids(node: &Node) -> Vec<String> {
+    let scenario = node.state().scenario();
+    scenario.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
+}
+
+/// One finding about a GPU.
+fn finding<'r>(node: &Node, report: &'r Report, check: &'r str, gpu: usize) -> &'r Value {
+    let uuid = &uuids(node)[gpu];
+    let mut findings = report.of_check(check);
+    let found = findings.find(|it| it["subject"]["gpu"]["uuid"] == uuid.as_str());
+    found.unwrap_or_else(|| panic!("no {check} of GPU {gpu}"))
+}
+
+fn summary<'r>(node: &Node, report: &'r Report, check: &'r str, gpu: usize) -> &'r str {
+    let finding = finding(node, report, check, gpu);
+    finding["summary"].as_str().expect("text")
+}
+
+/// Numbers of the GPUs on which every product was right.
+fn verified(node: &Node, report: &Report) -> Vec<usize> {
+    let count = uuids(node).len();
+    let is_right = |gpu: &usize| {
+        ["gemm_numerics", "burn_completed"]
+            .iter()
+            .all(|check| finding(node, report, check, *gpu)["verdict"] == "pass")
+    };
+    (0..count).filter(is_right).collect()
+}
+
+/// A burn in the background whose GPUs multiply.
+struct Burning<'node> {
+    node: &'node Node,
+    child: Child,
+}
+
+impl<'node> Burning<'node> {
+    /// Starts it and waits until these GPUs are at work.
+    fn start(node: &'node Node, arguments: &[&str], gpus: &[usize]) -> Self {
+        let child = command(node, arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let burning = Self {
+            node,
+            child: child.expect("the validator starts"),
+        };
+        wait_for_load(node, gpus);
+        burning
+    }
+
+    fn workers(&self) -> Vec<Worker> {
+        workers_of(self.child.id())
+    }
+
+    /// The worker that burns this GPU.
+    fn worker_of(&self, gpu: usize) -> u32 {
+        let uuid = &uuids(self.node)[gpu];
+        let workers = self.workers();
+        let worker = workers
+            .iter()
+            .find(|it| it.task == "burn" && it.arguments.iter().any(|it| it.contains(uuid)));
+        worker
+            .unwrap_or_else(|| panic!("nobody burns {uuid}: {workers:?}"))
+            .pid
+    }
+
+    fn end(self) -> Ran {
+        let started = Instant::now();
+        let output = self.child.wait_with_output().expect("it can be waited for");
+        let took = started.elapsed();
+        Ran::ended(texts(output), took, &self.node.out.read("report.json"))
+    }
+}
+
+/// Workers tell what they did every half second, sensors are read five times a second.
+fn wait_for_load(node: &Node, gpus: &[usize]) {
+    let state = node.state();
+    eventually("load on every GPU", || {
+        let mut loads = gpus.iter().map(|gpu| state.state().gpu(*gpu).loaded_ns());
+        loads.all(|it| it > 800_000_000)
+    });
+}
+
+fn memory_in_use(node: &Node) -> u64 {
+    let state = node.state();
+    (0..state.scenario().gpus.len())
+        .map(|gpu| state.state().gpu(gpu).memory_used())
+        .sum()
+}
+
+#[test]
+fn a_healthy_node_burns_and_passes() {
+    let node = Node::healthy(NODE);
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
+    assert_eq!(memory_in_use(&node), 0);
+    let says = "fp32: every element of ";
+    let summary = summary(&node, &ran.report, "gemm_numerics", 3);
+    assert!(summary.starts_with(says), "{summary}");
+}
+
+#[test]
+fn a_killed_worker_is_its_gpus_trouble_alone() {
+    let node = Node::healthy(NODE);
+    let burning = Burning::start(&node, &["--duration", "3s"], &[0, 1, 2, 3]);
+    signal(burning.worker_of(2), "KILL");
+    let ran = burning.end();
+    let expected = ["burn_completed: error", "gemm_numerics: error"].map(str::to_owned);
+    assert_eq!(
+        not_green_by_gpu(&node, &ran.report),
+        BTreeMap::from([(2, expected.to_vec())])
+    );
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let summary = summary(&node, &ran.report, "burn_completed", 2);
+    assert!(
+        summary.starts_with("the burn's process was ended by signal 9 after "),
+        "{summary}"
+    );
+    assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
+    assert_eq!(memory_in_use(&node), 0);
+}
+
+/// Without its sensors a GPU is burned all the same, and what they would have told is not judged.
+#[test]
+fn killed_sensors_cost_what_they_would_have_told() {
+    let node = Node::healthy(NODE);
+    let burning = Burning::start(&node, &["--duration", "2s"], &[0, 1, 2, 3]);
+    let workers = burning.workers();
+    let sensors = workers.iter().find(|it| it.task == "sensors");
+    signal(sensors.expect("sensors are read").pid, "KILL");
+    let ran = burning.end();
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
+    for gpu in 0..4 {
+        let finding = finding(&node, &ran.report, "burn_errors", gpu);
+        assert_eq!(finding["verdict"], "error", "{finding}");
+        let says =
+            "no counter was read after the burn: the process that reads NVML was ended by signal 9";
+        assert_eq!(finding["summary"], says);
+    }
+}
+
+#[test]
+fn a_killed_burn_leaves_no_process_no_memory_and_no_report_that_passes() {
+    let node = Node::healthy(NODE);
+    let mut burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
+    let workers = burning.workers();
+    let count = |task: &str| workers.iter().filter(|it| it.task == task).count();
+    assert_eq!((count("burn"), count("sensors")), (4, 1), "{workers:?}");
+    signal(burning.child.id(), "KILL");
+    burning.child.wait().expect("it can be waited for");
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while !workers.iter().all(Worker::is_gone) {
+        assert!(Instant::now() < deadline, "left: {workers:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(memory_in_use(&node), 0);
+    let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+    assert_eq!(report["incomplete"], "the burn did not end");
+    assert_eq!(report["exit_code"], 2);
+}
+
+#[test]
+fn ctrl_c_ends_a_burn_within_a_second_with_what_was_measured() {
+    let node = Node::healthy(NODE);
+    let burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
+    signal(burning.child.id(), "INT");
+    let ran = burning.end();
+    assert!(ran.took < Duration::from_secs(1), "{:?}", ran.took);
+    assert_eq!(ran.code, 2);
+    assert_eq!(ran.report.0["incomplete"], "signal 2 (SIGINT)");
+    assert_eq!(memory_in_use(&node), 0);
+    for gpu in 0..4 {
+        let summary = summary(&node, &ran.report, "burn_completed", gpu);
+        let says = "the burn ended after ";
+        assert!(
+            summary.starts_with(says) && summary.ends_with(" of 60.0 s"),
+            "{summary}"
+        );
+    }
+    let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+    for uuid in uuids(&node) {
+        let run = &facts["load"]["burn"][&uuid]["value"];
+        let verified = run["precisions"][0]["products_verified"].as_u64();
+        assert!(verified.is_some_and(|it| it > 10), "{run}");
+        let samples = facts["load"]["sensors"][&uuid]["samples"].as_array();
+        assert!(samples.is_some_and(|it| !it.is_empty()));
+    }
+}
+
+/// The faults that come in the middle of a burn, the checks that are then not green, and what is said.
+const MID_BURN: [(&str, &[&str], &str); 3] = [
+    (
+        "burn-hang",
+        &["burn_completed: error", "gemm_numerics: error"],
+        "the burn did not answer for ",
+    ),
+    (
+        "burn-gpu-lost",
+        &[
+            "burn_completed: fail",
+            "burn_errors: fail",
+            "burn_throttling: error",
+        ],
+        "CUDA_ERROR_UNKNOWN (999)",
+    ),
+    (
+        "burn-sticky-error",
+        &["burn_completed: fail"],
+        "CUDA_ERROR_LAUNCH_FAILED (719)",
+    ),
+];
+
+#[test]
+fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
+    for (fault, expected, says) in MID_BURN {
+        let node = Node::with_fault(NODE, fault);
+        let ran = burn(&node, &["--duration", "1.5s", "--deadline-scale", "0.05"]);
+        let expected: Vec<String> = expected.iter().map(|&it| it.to_owned()).collect();
+        assert_eq!(
+            not_green_by_gpu(&node, &ran.report),
+            BTreeMap::from([(2, expected)]),
+            "{fault}: {}",
+            ran.stdout
+        );
+        let summary = summary(&node, &ran.report, "burn_completed", 2);
+        assert!(summary.contains(says), "{fault}: {summary}");
+        assert_eq!(verified(&node, &ran.report), [0, 1, 3], "{fault}");
+        assert!(ran.took < Duration::from_secs(8), "{fault}: {:?}", ran.took);
+        assert_eq!(memory_in_use(&node), 0, "{fault}");
+    }
+}
+
+#[test]
+fn a_gpu_without_free_memory_is_not_judged() {
+    let change = "gpus.1.cuda_free_memory_maximum=1MiB";
+    let node = Node::with(NODE, &[], &[change]);
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let expected = ["burn_completed: error", "gemm_numerics: error"].map(str::to_owned);
+    assert_eq!(
+        not_green_by_gpu(&node, &ran.report),
+        BTreeMap::from([(1, expected.to_vec())])
+    );
+    let summary = summary(&node, &ran.report, "burn_completed", 1);
+    assert!(summary.contains("bytes of memory are too few"), "{summary}");
+}
+
+#[test]
+fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
+    let node = Node::with(
+        NODE,
+        &[],
+        &["processes.job={gpu: 2, pid: 4000001, memory: 4GiB}"],
+    );
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 4, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
+    assert!(!worked(&node, &[0; 4]).contains(&2));
+    let summary = summary(&node, &ran.report, "gemm_numerics", 2);
+    assert_eq!(
+        summary,
+        "the GPU is in use, so it was not burned: 1 other process(es) use it (--share burns anyway)"
+    );
+    let ran = burn(&node, &["--duration", "1s", "--share"]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_gpu_in_mig_mode_is_burned_through_a_slice() {
+    let node = Node::healthy("mig");
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1]);
+    assert_eq!(memory_in_use(&node), 0);
+}
+
+/// GPUs that a program with this `CUDA_VISIBLE_DEVICES` must leave alone are left alone.
+#[test]
+fn cuda_visible_devices_says_which_gpus_are_burned() {
+    let node = Node::healthy(NODE);
+    let all = uuids(&node);
+    for (visible, expected) in [
+        ("0,2".to_owned(), &[0, 2][..]),
+        (format!("{},{}", all[3], all[1]), &[1, 3]),
+        (all[2][..12].to_owned(), &[2]),
+        // The list ends at what names nothing.
+        ("1,nonsense,2".to_owned(), &[1]),
+    ] {
+        let before = launches(&node);
+        let ran = node
+            .finish(command(&node, &["--duration", "0.5s"]).env("CUDA_VISIBLE_DEVICES", &visible));
+        assert_eq!(
+            worked(&node, &before),
+            expected,
+            "{visible}: {}",
+            ran.stdout
+        );
+        assert_eq!(verified(&node, &ran.report), expected, "{visible}");
+    }
+    for (visible, says) in [
+        ("nonsense", "`nonsense` names no GPU of this machine"),
+        ("", "it is empty, so CUDA offers no GPU"),
+        ("-1", "CUDA_VISIBLE_DEVICES is `-1`"),
+        ("0,0", "`0` names a GPU for the second time"),
+        ("7", "`7` names no GPU of this machine"),
+    ] {
+        let before = launches(&node);
+        let mut command = command(&node, &["--duration", "0.5s"]);
+        let (code, stdout, stderr) = said(command.env("CUDA_VISIBLE_DEVICES", visible));
+        assert_eq!(worked(&node, &before), [0; 0], "{visible}: {stdout}");
+        assert_eq!(code, 1, "{visible}: {stdout}{stderr}");
+        let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+        let report = Report(report);
+        assert_eq!(report.not_green(), set(&["cuda_visible_devices: fail"]));
+        let said = report.finding("cuda_visible_devices")["summary"].to_string();
+        assert!(said.contains(says), "{visible}: {said}");
+        for gpu in 0..4 {
+            let said = summary(&node, &report, "gemm_numerics", gpu);
+            let says = "the burn did not run: CUDA does not initialise: cuInit answered CUDA_ERROR_NO_DEVICE (100)";
+            assert!(said.starts_with(says), "{visible}: {said}");
+        }
+    }
+}
+
+/// Numbers of the GPUs that did more than the check kernel since.
+fn worked(node: &Node, before: &[u64]) -> Vec<usize> {
+    let launches = launches(node);
+    let gpus = 0..launches.len();
+    gpus.filter(|gpu| launches[*gpu] > before[*gpu] + 10)
+        .collect()
+}
+
+fn launches(node: &Node) -> Vec<u64> {
+    let state = node.state();
+    (0..state.scenario().gpus.len())
+        .map(|gpu| state.state().gpu(gpu).launches())
+        .collect()
+}
+
+#[test]
+fn a_gpu_is_named_by_uuid_or_address_and_a_wrong_name_is_bad_input() {
+    let node = Node::healthy(NODE);
+    let address = node.state().scenario().gpus[3].pci_address.clone();
+    let ran = burn(&node, &["--duration", "0.5s", "--gpu", &address]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [3]);
+    let mut wrong = command(&node, &["--duration", "0.5s", "--gpu", "GPU-nonsense"]);
+    let (code, _, stderr) = said(&mut wrong);
+    assert_eq!(code, 3);
+    assert!(
+        stderr.contains("no GPU GPU-nonsense; there are: GPU-"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_full_disk_costs_the_report_file_and_not_the_burn() {
+    let node = Node::healthy("h200x1");
+    let ran = node.finish(command(&node, &["--duration", "0.5s"]).args(["--junit", "/dev/full"]));
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    let said = "----- JUnit report for /dev/full, which could not be written: ";
+    let report = ran.stdout.split_once(said).expect("it is on stdout").1;
+    let report = report.split_once('\n').expect("a line").1;
+    roxmltree::Document::parse(report).expect("the whole report");
+    assert!(report.contains("gemm_numerics"));
+}
+
+#[test]
+fn injected_faults_are_found_and_are_not_the_gpus() {
+    let node = Node::healthy("h200x1");
+    let ran = burn(&node, &["--duration", "2s", "--inject", "20"]);
+    assert_eq!(ran.report.not_green(), set(&["gemm_numerics: error"]));
+    assert_eq!(ran.code, 2);
+    let says = "20 bits were flipped on purpose, 20 of them were found at their element and bit";
+    assert!(ran.stderr.contains(says), "{}", ran.stderr);
+}
+
+fn said_by(node: &Node, arguments: &[&str]) -> (i32, String, String) {
+    said(node.validator().args(arguments))
+}
+
+#[test]
+fn a_gpu_is_burned_by_one_burn_at_a_time() {
+    let node = Node::healthy(NODE);
+    let all = uuids(&node);
+    let first = Burning::start(&node, &["--duration", "60s", "--gpu", &all[1]], &[1]);
+    let pid = first.child.id();
+    let mut second = node.validator();
+    second.args(["burn", "--duration", "0.5s", "--sysroot"]);
+    let (code, _, stderr) = said(second.arg(node.sysroot()));
+    assert_eq!(code, 3, "{stderr}");
+    let says = format!("{} is burned by process {pid} already", all[1]);
+    assert!(stderr.contains(&says), "{stderr}");
+    // Another GPU is free.
+    let mut third = node.validator();
+    third.args(["burn", "--duration", "0.5s", "--gpu", &all[2], "--sysroot"]);
+    let (code, stdout, stderr) = said(third.arg(node.sysroot()));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    // What a killed burn held is free.
+    signal(pid, "KILL");
+    let output = first
+        .child
+        .wait_with_output()
+        .expect("it can be waited for");
+    assert_eq!(output.status.code(), None);
+    let ran = burn(&node, &["--duration", "0.5s", "--gpu", &all[1]]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(verified(&node, &ran.report), [1]);
+}
+
+#[test]
+fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
+    let node = Node::healthy(NODE);
+    let (code, stdout, stderr) = said(&mut command(&node, &["--duration", "60s", "--detach"]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let pid = stdout
+        .strip_prefix("process ")
+        .and_then(|it| it.split_once(": "));
+    let (pid, rest) = pid.unwrap_or_else(|| panic!("no process: {stdout}"));
+    assert!(rest.starts_with("4 GPUs for 60 s, log "), "{stdout}");
+    wait_for_load(&node, &[0, 1, 2, 3]);
+    let workers = workers_of(pid.parse().expect("a number"));
+    assert_eq!(workers.len(), 5, "{workers:?}");
+    eventually("the progress of each GPU", || {
+        let (code, stdout, _) = said_by(&node, &["burn", "status"]);
+        assert_eq!(code, 0);
+        assert!(
+            stdout.starts_with(&format!("process {pid}: 4 GPUs for 60 s")),
+            "{stdout}"
+        );
+        stdout.matches("TFLOP/s").count() == 4
+    });
+    let started = Instant::now();
+    let (code, stdout, stderr) = said_by(&node, &["burn", "stop"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(
+        stdout,
+        format!("process {pid} stopped, its reports are written\n")
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
+    // Nothing is left the moment that it returns.
+    assert_eq!(memory_in_use(&node), 0);
+    assert!(workers.iter().all(Worker::is_gone), "{workers:?}");
+    let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+    assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
+    let nothing = (0, "no burn is running\n".to_owned(), String::new());
+    assert_eq!(said_by(&node, &["burn", "status"]), nothing);
+    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+}
+
+#[test]
+fn a_process_with_the_number_of_a_burn_that_is_gone_is_left_alone() {
+    let node = Node::healthy("h200x1");
+    let mut other = Command::new("sleep").arg("600").spawn().expect("sleep");
+    let folder = node.folder().join("run");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let left = serde_json::json!({
+        "pid": other.id(), "started_ticks": 1, "gpus": uuids(&node), "duration_s": 60.0, "progress": [], "log": null,
+    });
+    let file = folder.join(format!("burn-{}.json", other.id()));
+    std::fs::write(&file, left.to_string()).expect("written");
+    let nothing = (0, "no burn is running\n".to_owned(), String::new());
+    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+    assert_eq!(other.try_wait().expect("asked"), None, "it was signalled");
+    assert!(!file.exists());
+    // Nor does it keep anybody from burning.
+    std::fs::write(&file, left.to_string()).expect("written");
+    assert_eq!(burn(&node, &["--duration", "0.5s"]).code, 0);
+    other.kill().expect("killed");
+    other.wait().expect("reaped");
+}
+
+/// Long enough for every check of the burn to be judged, on every node that ships.
+#[test]
+#[ignore = "takes minutes: cargo test -p it -- --ignored every_node_burns"]
+fn every_node_burns_for_six_seconds_and_passes() {
+    let catalogue = simulator::Catalogue::shipped();
+    for name in catalogue.names(simulator::Kind::Node).expect("nodes") {
+        let node = Node::healthy(&name);
+        let ran = burn(&node, &["--duration", "6s"]);
+        assert_eq!(ran.report.not_green(), set(&[]), "{name}");
+        assert_eq!(ran.code, 0, "{name}: {}", ran.stdout);
+        assert_eq!(memory_in_use(&node), 0, "{name}");
+    }
+}
