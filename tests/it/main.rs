@@ -7,6 +7,7 @@ mod healthy_nodes;
 mod node;
 mod recorded_facts;
 mod report_outputs;
+mod runner_hooks;
 mod scarce_resources;
 mod ssh;
 mod stopped_runs;

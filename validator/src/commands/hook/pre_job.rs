@@ -185,25 +185,27 @@ fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
         ExitStatus::Passed if !busy.is_empty() => ExitStatus::Busy,
         status => status,
     };
-    report(arguments, &run, status);
-    let folders = arguments.runner.folders();
     let verdict = verdict(&run, status, &busy);
+    let folders = arguments.runner.folders();
     let mut message = format!("{verdict}\nlooked at: {}", assigned.in_words());
     if arguments.quarantine_on.holds(status) {
         message.push('\n');
         message.push_str(&quarantine(arguments, job, &verdict, &folders));
     }
     let github = arguments.report.github();
-    if arguments.fail_on.fails(status) {
+    let stops = arguments.fail_on.fails(status);
+    if stops {
         message.push_str(
             "\nThe job did not start and is not to blame; run it again on another runner.",
         );
         tell(github, "error", TITLE, &message);
-        return Ok(status);
-    }
-    if status != ExitStatus::Passed {
+    } else if status != ExitStatus::Passed {
         message.push_str("\nThe job goes on all the same, as --fail-on asks.");
         tell(github, "warning", TITLE, &message);
+    }
+    report(arguments, &run, status, &verdict);
+    if stops {
+        return Ok(status);
     }
     remember(
         &assigned, job, &run.facts, &options, &interrupt, &folders, github,
@@ -256,21 +258,26 @@ fn busy_gpus(assigned: &AssignedGpus, facts: &Facts) -> Vec<String> {
 }
 
 fn verdict(run: &Run, status: ExitStatus, busy: &[String]) -> String {
+    let simulated = run.facts.simulated.as_ref().map_or("", |_| "SIMULATED ");
+    let word = verdict_word(status);
     if status == ExitStatus::Busy {
         return format!(
-            "{}: the GPUs are in use: {}; an earlier job left it, or somebody works on this machine; the GPUs are not to blame",
-            verdict_word(status),
+            "{simulated}{word}: others use the GPUs: {}; an earlier job left that, or somebody works on this machine; the GPUs are not to blame",
             busy.join(", ")
         );
     }
-    format!("{}: {}", verdict_word(status), verdict_sentence(run))
+    format!("{simulated}{word}: {}", verdict_sentence(run))
 }
 
 /// A pass is told in short: nobody reads it. Everything else is told in full, with its annotations.
-fn report(arguments: &Arguments, run: &Run, status: ExitStatus) {
-    let mut options = arguments.report.clone();
-    options.github = Some(arguments.report.github() && status != ExitStatus::Passed);
-    ReportFiles::new(&options, arguments.facts.as_deref()).finish(run, &options);
+fn report(arguments: &Arguments, run: &Run, status: ExitStatus, verdict: &str) {
+    let options = &arguments.report;
+    let mut files = ReportFiles::new(options, arguments.facts.as_deref());
+    if status == ExitStatus::Passed && !options.verbose {
+        files.finish_saying(run, &format!("GPUs before the job: {verdict}\n"));
+    } else {
+        files.finish(run, options);
+    }
 }
 
 /// Marks the runner, takes its labels where that is wished, and returns what to say of it.
