@@ -632,17 +632,14 @@ fn an_xid_of_the_job_is_noted_and_fails_it_only_on_request() {
 /// Adds records to the kernel log with the node's present time, which stands still.
 fn append_as_of_now(node: &Node, messages: &[&[u8]]) {
     let uptime = std::fs::read_to_string(node.sysroot().join("proc/uptime")).expect("uptime");
-    let seconds: f64 = uptime
-        .split(' ')
-        .next()
-        .expect("a field")
-        .parse()
-        .expect("a number");
+    let (seconds, _) = uptime
+        .split_once('.')
+        .expect("seconds and their hundredths");
     let path = node.sysroot().join("dev/kmsg");
     let mut log = std::fs::read(&path).expect("the node has a kernel log");
-    let sequence = log.iter().filter(|it| **it == b'\n').count();
+    let sequence = log.split(|it| *it == b'\n').count();
     for (sequence, message) in (sequence..).zip(messages) {
-        write!(log, "4,{sequence},{}000000,-;", seconds as u64).expect("a vector grows");
+        write!(log, "4,{sequence},{seconds}000000,-;").expect("a vector grows");
         log.extend_from_slice(message);
         log.push(b'\n');
     }

@@ -282,6 +282,7 @@ fn report(arguments: &Arguments, run: &Run, status: ExitStatus, verdict: &str) {
 
 /// Marks the runner, takes its labels where that is wished, and returns what to say of it.
 fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFolders) -> String {
+    use std::fmt::Write as _;
     let mut mark = Quarantine::now(reason.to_owned(), job.clone());
     let mut said = match mark.save(folders) {
         Ok(path) => format!(
@@ -301,26 +302,32 @@ fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFol
             arguments.runner.deadline_scale,
         )
         .and_then(|labels| labels.map(|it| it.remove()).transpose());
+    // Writing to a string does not fail.
     match labels {
         Ok(None) => {}
         Ok(Some(labels)) if labels.is_empty() => {
             said.push_str("\nIt has no labels of its own at GitHub, so jobs for its operating system may still come.");
         }
         Ok(Some(labels)) => {
-            said.push_str(&format!(
+            let _ = write!(
+                said,
                 "\nIts labels at GitHub were removed: {}",
                 labels.join(", ")
-            ));
+            );
             mark.labels_removed = labels;
             if let Err(error) = mark.save(folders) {
-                said.push_str(&format!(
+                let _ = write!(
+                    said,
                     "; that they were could not be written down: {error:#}"
-                ));
+                );
             }
         }
-        Err(error) => said.push_str(&format!(
-            "\nIts labels at GitHub could not be removed: {error:#}"
-        )),
+        Err(error) => {
+            let _ = write!(
+                said,
+                "\nIts labels at GitHub could not be removed: {error:#}"
+            );
+        }
     }
     said
 }
