@@ -33,7 +33,12 @@ exit_code=0
 table=$("$validator" judge "$facts" --json "$report") || exit_code=$?
 echo "$table"
 if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
-  printf '## GPU fleet\n\n```\n%s\n```\n' "$table" >>"$GITHUB_STEP_SUMMARY"
+  {
+    echo '## GPU fleet'
+    echo
+    # Four spaces make it code, whatever a node's texts hold.
+    sed 's/^/    /' <<<"$table"
+  } >>"$GITHUB_STEP_SUMMARY"
 fi
 if [ "$exit_code" -eq 0 ] && [ "$silent" -ne 0 ]; then
   exit_code=2

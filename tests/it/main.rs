@@ -11,4 +11,5 @@ mod runner_hooks;
 mod scarce_resources;
 mod ssh;
 mod stopped_runs;
+mod workflow_scripts;
 mod xtask;
