@@ -66,7 +66,7 @@ impl Runner {
             ("RUNNER_ARCH", "X64"),
             // A simulated GPU multiplies on the CPU.
             ("GPU_VALIDATOR_HOOK_BURN", "200ms"),
-            ("GPU_VALIDATOR_HOOK_BURN_MEMORY", "0.05"),
+            ("GPU_VALIDATOR_HOOK_BURN_MEMORY", "64MiB"),
         ] {
             command.env(name, value);
         }
@@ -411,9 +411,7 @@ fn what_could_not_be_judged_stops_the_job_and_quarantines_only_on_request() {
     assert!(strict.mark().is_some());
     let lax = quick().with("GPU_VALIDATOR_HOOK_FAIL_ON", "fail");
     assert_eq!(lax.pre_job(&node).0, 0);
-    let observer = quick()
-        .with("GPU_VALIDATOR_HOOK_FAIL_ON", "never")
-        .with("GPU_VALIDATOR_HOOK_QUARANTINE_ON", "never");
+    let observer = quick().with("GPU_VALIDATOR_HOOK_FAIL_ON", "never");
     let (code, stdout, _) =
         observer.pre_job(&Node::with_fault("h200x1", "ecc-volatile-uncorrectable"));
     assert_eq!(code, 0);
@@ -422,6 +420,11 @@ fn what_could_not_be_judged_stops_the_job_and_quarantines_only_on_request() {
             "::warning title=infrastructure%3A GPU runner not fit for work::SIMULATED FAIL"
         ),
         "{stdout}"
+    );
+    assert_eq!(
+        observer.mark(),
+        None,
+        "what stops no job keeps no later one out"
     );
 }
 
@@ -565,14 +568,9 @@ fn the_burn_touches_no_other_runners_gpu() {
     let (code, stdout, stderr) = runner.pre_job(&node);
     assert_eq!(code, 0, "{stdout}{stderr}");
     let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
-    for load in ["burn", "cuda_kernel"] {
-        let gpus: Vec<&String> = facts["load"][load]
-            .as_object()
-            .expect("by UUID")
-            .keys()
-            .collect();
-        assert_eq!(gpus, [&own], "{load}");
-    }
+    let burned = facts["load"]["burn"].as_object().expect("by UUID").keys();
+    assert_eq!(burned.collect::<Vec<_>>(), [&own]);
+    assert_eq!(facts["load"]["cuda_kernel"], serde_json::json!({}));
     assert_eq!(runner.post_job(&node).0, 0);
     assert!(other.lives(), "it is on another runner's GPU");
 }
