@@ -428,6 +428,35 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn messages_of_some_gpus_are_left_out_whole() {
+        let records = |texts: &[&str]| -> Vec<KernelLogRecord> {
+            let record = |text: &&str| KernelLogRecord {
+                age_s: None,
+                text: (*text).to_owned(),
+            };
+            texts.iter().map(record).collect()
+        };
+        let all = records(&[
+            "NVRM: Xid (PCI:0000:3b:00): 13, a",
+            "NVRM: The NVIDIA GPU 0000:18:00.0",
+            "NVRM: (PCI ID: 10de:2330) installed in this system has",
+            "NVRM: fallen off the bus and is not responding to commands.",
+            "NVRM: Xid (PCI:0000:18:00): 79, b",
+            "NVRM: something of no GPU",
+        ]);
+        let kept = without_gpus(all.clone(), &["0000:18:00.0"]);
+        assert_eq!(kept, [all[0].clone(), all[5].clone()]);
+        let kept = without_gpus(all.clone(), &["0000:3b:00.0"]);
+        assert_eq!(kept, all[1..]);
+        // A message that is cut off takes no other GPU's with it.
+        let cut = records(&[
+            "NVRM: The NVIDIA GPU 0000:18:00.0",
+            "NVRM: Xid (PCI:0000:3b:00): 13, a",
+        ]);
+        assert_eq!(without_gpus(cut.clone(), &["0000:18:00.0"]), cut[1..]);
+    }
+
     fn xid(text: &str) -> Xid {
         match parse(text) {
             Some(KernelEvent::Xid(xid)) => xid,

@@ -25,11 +25,34 @@ case "$INPUT_ALLOW_SIMULATED" in
   *) stop "allow-simulated is '$INPUT_ALLOW_SIMULATED'; it must be true or false" ;;
 esac
 
-binary=$(command -v -- "$INPUT_BINARY") || stop "no program '$INPUT_BINARY' on this runner; bake gpu-validator into its image, or give the input 'binary'"
+# `gpu-validator --version` also names the commit; the number is the second word.
+version_of() {
+  "$1" --version | awk 'NR == 1 { print $2 }'
+}
+
+# The checksum comes from the workflow, not from where the binary comes from: whoever can change a release cannot change it.
+download() {
+  local folder path
+  [[ "$INPUT_VERSION" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || stop "sha256 needs version, such as 0.1.0; it is '$INPUT_VERSION'"
+  [[ "$INPUT_SHA256" =~ ^[0-9a-f]{64}$ ]] || stop "sha256 is '$INPUT_SHA256'; a checksum has 64 digits of 0-9 and a-f"
+  [ "$(uname -m)" = x86_64 ] || stop "the released binary is for x86_64, this machine is $(uname -m); give the input 'binary'"
+  folder=$(mktemp -d "$RUNNER_TEMP/gpu-validator.XXXXXX")
+  path="$folder/gpu-validator"
+  curl --silent --show-error --fail --location --retry 3 --max-time 120 --output "$path" \
+    "$INPUT_RELEASES_URL/v$INPUT_VERSION/gpu-validator" || stop "gpu-validator $INPUT_VERSION could not be downloaded from $INPUT_RELEASES_URL"
+  echo "$INPUT_SHA256  $path" | sha256sum --check --status || stop "the gpu-validator that was downloaded has another checksum than sha256 says; it was not run"
+  chmod +x "$path"
+  binary=$path
+}
+
+binary=$(command -v -- "$INPUT_BINARY") || binary=
+if [ -n "$INPUT_SHA256" ] && { [ -z "$binary" ] || [ "$(version_of "$binary")" != "$INPUT_VERSION" ]; }; then
+  download
+fi
+[ -n "$binary" ] || stop "no program '$INPUT_BINARY' on this runner; bake gpu-validator into its image, give the input 'binary', or 'version' and 'sha256'"
 
 if [ -n "$INPUT_VERSION" ]; then
-  # `gpu-validator --version` also names the commit; the number is the second word.
-  version=$("$binary" --version | awk 'NR == 1 { print $2 }') || stop "$binary does not tell its version"
+  version=$(version_of "$binary") || stop "$binary does not tell its version"
   [ "$version" = "$INPUT_VERSION" ] || stop "$binary is version '$version'; the workflow asks for '$INPUT_VERSION'"
 fi
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use xshell::cmd;
 
-use crate::{debian_userland, glibc_floor, tools, workspace};
+use crate::{debian_userland, glibc_floor, sbom, tools, workspace};
 
 /// The oldest glibc that we promise to run on: that of RHEL 8 and Debian 10. Ubuntu 20.04 has 2.31, Amazon Linux 2023
 /// has 2.34.
@@ -25,10 +25,16 @@ pub(crate) struct Arguments {
     /// Also prove that the binary needs nothing newer than glibc 2.28, and start it on Debian 11
     #[arg(long)]
     verify: bool,
+    /// Also list what the binary is made of: gpu-validator.cdx.json (CycloneDX)
+    #[arg(long)]
+    sbom: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let binary = build()?;
+    if arguments.sbom {
+        sbom::write(&workspace::target().join("dist"), TRIPLE)?;
+    }
     if arguments.verify {
         glibc_floor::verify(&binary, OLDEST_GLIBC)?;
         debian_userland::verify(&binary)?;

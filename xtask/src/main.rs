@@ -11,6 +11,7 @@ mod interrupts;
 mod junit_readers;
 mod kernels;
 mod nvml_clients;
+mod sbom;
 mod simulate;
 mod tools;
 mod validate_ami;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use go::{GO, GO_TOOLS};
-use xshell::{Shell, cmd};
+use xshell::cmd;
 
 use crate::workspace;
 
@@ -95,9 +95,6 @@ pub(crate) const LINTERS: PythonTools = PythonTools {
 
 const PYTHON_TOOLS: [&PythonTools; 5] = [&ZIGBUILD, &JUNIT_READERS, &NVML_CLIENTS, &LINTERS, &GO];
 
-/// Version of cargo-deny; its lock file is used as published.
-const CARGO_DENY_VERSION: &str = "0.20.2";
-
 /// Install the pinned tools that the tasks use, below target/tools
 ///
 /// Every task installs what it needs by itself; run this to have everything before going offline.
@@ -111,7 +108,8 @@ pub(crate) struct Arguments {
 fn names() -> clap::builder::PossibleValuesParser {
     let python = PYTHON_TOOLS.iter().map(|tools| tools.name);
     let go = GO_TOOLS.iter().map(|tool| tool.name);
-    let names: Vec<_> = python.chain(["cargo-deny"]).chain(go).collect();
+    let cargo = CARGO_TOOLS.iter().map(|tool| tool.name);
+    let names: Vec<_> = python.chain(cargo).chain(go).collect();
     names.into()
 }
 
@@ -121,8 +119,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for tools in PYTHON_TOOLS.into_iter().filter(|tools| wanted(tools.name)) {
         println!("{}: {}", tools.name, tools.install()?.display());
     }
-    if wanted("cargo-deny") {
-        println!("cargo-deny: {}", install_cargo_deny()?.display());
+    for tool in CARGO_TOOLS.into_iter().filter(|tool| wanted(tool.name)) {
+        println!("{}: {}", tool.name, tool.install()?.display());
     }
     for tool in GO_TOOLS.into_iter().filter(|tool| wanted(tool.name)) {
         println!("{}: {}", tool.name, tool.install()?.display());
@@ -191,44 +189,66 @@ impl PythonTools {
     }
 }
 
-/// The path of the pinned cargo-deny, built now when it is missing.
-///
-/// It is built without optimization (40 s instead of minutes; a check takes less than a second either way) and
-/// without its default features, which only serve the advisory database.
-pub(crate) fn install_cargo_deny() -> anyhow::Result<PathBuf> {
-    let folder = workspace::tools().join("cargo-deny");
-    let binary = folder.join("bin/cargo-deny");
-    let shell = workspace::shell()?;
-    if is_installed(&shell, &binary) {
-        return Ok(binary);
-    }
-    eprintln!(
-        "installing cargo-deny {CARGO_DENY_VERSION} below {}",
-        folder.display()
-    );
-    let cargo = workspace::cargo();
-    let build_folder = folder.join("build");
-    cmd!(
-        shell,
-        "{cargo} install --quiet --locked --debug --no-default-features --force --root {folder} cargo-deny@{CARGO_DENY_VERSION}"
-    )
-    .env("CARGO_TARGET_DIR", &build_folder)
-    .env("CARGO_PROFILE_DEV_DEBUG", "0")
-    .env_remove("RUSTFLAGS")
-    .quiet()
-    .run()
-    .context("cargo-deny could not be built; is crates.io reachable?")?;
-    // Half a gigabyte of intermediate files that nothing reads again.
-    shell.remove_path(&build_folder)?;
-    Ok(binary)
+/// A program on crates.io. Its lock file is used as published.
+#[derive(Debug)]
+pub(crate) struct CargoTool {
+    pub(crate) name: &'static str,
+    version: &'static str,
+    features: &'static [&'static str],
 }
 
-fn is_installed(shell: &Shell, cargo_deny: &Path) -> bool {
-    cargo_deny.exists()
-        && cmd!(shell, "{cargo_deny} --version")
-            .quiet()
-            .read()
-            .is_ok_and(|version| version.trim() == format!("cargo-deny {CARGO_DENY_VERSION}"))
+/// Without its default features, which only serve the advisory database.
+pub(crate) const CARGO_DENY: CargoTool = CargoTool {
+    name: "cargo-deny",
+    version: "0.20.2",
+    features: &["--no-default-features"],
+};
+
+/// Lists what a binary is made of, as `CycloneDX`.
+pub(crate) const CARGO_CYCLONEDX: CargoTool = CargoTool {
+    name: "cargo-cyclonedx",
+    version: "0.5.9",
+    features: &[],
+};
+
+const CARGO_TOOLS: [&CargoTool; 2] = [&CARGO_DENY, &CARGO_CYCLONEDX];
+
+impl CargoTool {
+    /// The path of the program, built now when it is missing or of another version.
+    ///
+    /// It is built without optimization: that takes a minute instead of many, and what it does takes seconds either way.
+    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+        let (name, version) = (self.name, self.version);
+        let folder = workspace::tools().join(name);
+        let binary = folder.join("bin").join(name);
+        let stamp = folder.join("installed-version.txt");
+        let wanted = format!("{self:?}\n");
+        if binary.exists()
+            && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
+        {
+            return Ok(binary);
+        }
+        eprintln!("installing {name} {version} below {}", folder.display());
+        let shell = workspace::shell()?;
+        let cargo = workspace::cargo();
+        let build_folder = folder.join("build");
+        let features = self.features;
+        cmd!(
+            shell,
+            "{cargo} install --quiet --locked --debug {features...} --force --root {folder} {name}@{version}"
+        )
+        .env("CARGO_TARGET_DIR", &build_folder)
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env_remove("RUSTFLAGS")
+        .quiet()
+        .run()
+        .with_context(|| format!("{name} could not be built; is crates.io reachable?"))?;
+        // Half a gigabyte of intermediate files that nothing reads again.
+        shell.remove_path(&build_folder)?;
+        std::fs::write(&stamp, wanted)
+            .with_context(|| format!("{} could not be written", stamp.display()))?;
+        Ok(binary)
+    }
 }
 
 #[cfg(test)]

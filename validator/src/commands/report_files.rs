@@ -81,17 +81,22 @@ impl ReportFiles {
 
     /// Writes every file for the last time, and everything else that a finished run says.
     pub(crate) fn finish(&mut self, run: &Run, options: &ReportOptions) {
-        self.write_where(run, |_| true);
         let mut text = human(run, options.style());
         if options.github() {
             text.push_str(&github_annotations(run));
             append_step_summary(run);
         }
+        self.finish_saying(run, &text);
+    }
+
+    /// Writes every file for the last time, and says `text` in place of the report for people.
+    pub(crate) fn finish_saying(&mut self, run: &Run, text: &str) {
+        self.write_where(run, |_| true);
         // A report on standard output is for a program; what a person reads must not get into it.
         if self.files.iter().any(ReportFile::is_stdout) {
-            to_stderr(&text);
+            to_stderr(text);
         } else {
-            to_stdout(&text);
+            to_stdout(text);
         }
         for file in &self.files {
             let report = || (file.render)(run);

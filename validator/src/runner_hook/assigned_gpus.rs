@@ -4,7 +4,7 @@
 
 use anyhow::bail;
 
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, GpuFacts, Reading};
 use crate::findings::{Finding, Run, Subject, Verdict};
 use crate::kernel_log::without_gpus;
 use crate::level::Level;
@@ -205,8 +205,8 @@ impl AssignedGpus {
         }
     }
 
-    /// The machine's facts with the other runners' GPUs left out, with their device nodes and their lines of the kernel
-    /// log.
+    /// The machine's facts with the other runners' GPUs left out, with their places on the bus and their lines of the
+    /// kernel log.
     pub(crate) fn narrowed(&self, facts: &Facts) -> Facts {
         let mut narrowed = facts.clone();
         let Some(own) = &self.gpus else {
@@ -216,28 +216,33 @@ impl AssignedGpus {
         let (mut gpus, others): (Vec<_>, Vec<_>) = narrowed.gpus.into_iter().partition(is_own);
         if !self.mig_devices.is_empty() {
             for gpu in &mut gpus {
-                if let crate::facts::Reading::Value(devices) = &mut gpu.mig_devices {
+                if let Reading::Value(devices) = &mut gpu.mig_devices {
                     devices.retain(|it| self.mig_devices.contains(&it.uuid));
                 }
             }
         }
         narrowed.gpus = gpus;
-        let minors: Vec<u32> = others
+        let own_addresses: Vec<String> = narrowed
+            .gpus
             .iter()
-            .filter_map(|it| it.minor_number.value().copied())
+            .filter_map(|it| it.pci_address.value().cloned())
             .collect();
-        if let crate::facts::Reading::Value(nodes) = &mut narrowed.host.device_nodes {
-            nodes.retain(|node| {
-                !minors
-                    .iter()
-                    .any(|it| node.path == format!("/dev/nvidia{it}"))
-            });
+        let is_own = |address: &String| own_addresses.contains(address);
+        if let Reading::Value(devices) = &mut narrowed.host.pci_devices {
+            devices.retain(|it| !it.is_gpu() || is_own(&it.address));
         }
+        if let Reading::Value(modules) = &mut narrowed.host.kernel_modules {
+            modules.nvidia_gpus.retain(|address, _| is_own(address));
+        }
+        let others = others.iter().filter_map(|it| it.pci_address.value());
+        let on_bus = facts.host.pci_devices.value().into_iter().flatten();
+        let on_bus = on_bus.filter(|it| it.is_gpu()).map(|it| &it.address);
         let addresses: Vec<&str> = others
-            .iter()
-            .filter_map(|it| it.pci_address.value().map(String::as_str))
+            .chain(on_bus)
+            .filter(|it| !is_own(it))
+            .map(String::as_str)
             .collect();
-        if let crate::facts::Reading::Value(log) = &mut narrowed.host.kernel_log {
+        if let Reading::Value(log) = &mut narrowed.host.kernel_log {
             log.records = without_gpus(std::mem::take(&mut log.records), &addresses);
         }
         narrowed
@@ -269,20 +274,30 @@ impl AssignedGpus {
             Subject::Gpu(gpu) => gpu.uuid.as_ref().is_some_and(|uuid| own.contains(uuid)),
         };
         run.findings.retain(is_own);
-        for finding in &mut run.findings {
-            if OF_EACH_GPU.contains(&finding.check.as_str())
-                && finding.subject == Subject::Host
-                && let Some(it) = narrowed
-                    .iter()
-                    .find(|it| it.check == finding.check && it.subject == Subject::Host)
-            {
-                finding.clone_from(it);
-            }
-            if finding.check == GPU_COUNT && !self.by_number {
+        for finding in run
+            .findings
+            .iter_mut()
+            .filter(|it| it.subject == Subject::Host)
+        {
+            let check = finding.check.as_str();
+            if check == GPU_COUNT && !self.by_number {
                 *finding = not_this_runners(finding, own.len(), self.source);
+            } else if OF_EACH_GPU.contains(&check)
+                || (check == CUDA_VARIABLE_CHECK && self.is_by_cuda_uuid())
+            {
+                let own = narrowed
+                    .iter()
+                    .find(|it| it.check == check && it.subject == Subject::Host);
+                if let Some(own) = own {
+                    finding.clone_from(own);
+                }
             }
         }
         run
+    }
+
+    fn is_by_cuda_uuid(&self) -> bool {
+        self.source == CUDA_VARIABLE && !self.by_number
     }
 
     /// For messages: `2 GPUs (by CUDA_VISIBLE_DEVICES)`.
@@ -295,9 +310,12 @@ impl AssignedGpus {
 }
 
 const GPU_COUNT: &str = "gpu_count";
+const CUDA_VARIABLE_CHECK: &str = "cuda_visible_devices";
 /// Checks of the host that look at GPUs one by one; any other check holds for every runner of the machine.
-const OF_EACH_GPU: [&str; 5] = [
+const OF_EACH_GPU: [&str; 7] = [
+    "cuda_toolkits",
     "device_nodes",
+    "gpu_architecture_supported",
     "gpus_uniform",
     "kernel_log_pcie",
     "kernel_log_xid",
@@ -319,5 +337,139 @@ fn not_this_runners(finding: &Finding, gpus: usize, source: &str) -> Finding {
         overridden: None,
         busy: false,
         ..finding.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::KernelLogRecord;
+    use crate::test_machine::healthy_node;
+
+    fn uuid(facts: &Facts, number: usize) -> String {
+        facts.gpus[number].uuid.value().cloned().expect("healthy")
+    }
+
+    fn resolved(assignment: Assignment, facts: &Facts) -> AssignedGpus {
+        assignment.resolve(facts).expect("there are GPUs")
+    }
+
+    fn by_nvidia(value: &str) -> Assignment {
+        Assignment {
+            nvidia_visible_devices: Some(value.to_owned()),
+            ..Assignment::default()
+        }
+    }
+
+    #[test]
+    fn nobody_says_anything_means_all() {
+        let facts = healthy_node();
+        for assignment in [Assignment::default(), by_nvidia("all"), by_nvidia("")] {
+            assert_eq!(resolved(assignment, &facts), AssignedGpus::default());
+        }
+    }
+
+    #[test]
+    fn numbers_are_nvmls_where_the_variable_is_nvidias() {
+        let facts = healthy_node();
+        let assigned = resolved(by_nvidia("2,5"), &facts);
+        assert_eq!(assigned.gpus, Some(vec![uuid(&facts, 2), uuid(&facts, 5)]));
+        assert!(assigned.by_number);
+        let named = resolved(by_nvidia(&uuid(&facts, 3)), &facts);
+        assert_eq!(named.gpus, Some(vec![uuid(&facts, 3)]));
+        assert!(!named.by_number);
+        assert!(resolved(by_nvidia("8"), &facts).trouble.is_some());
+        // One GPU was not listed, so that a number may mean another.
+        let mut cut_short = facts.clone();
+        cut_short.gpus.truncate(7);
+        assert!(resolved(by_nvidia("2"), &cut_short).trouble.is_some());
+    }
+
+    #[test]
+    fn in_a_container_what_is_seen_is_what_was_given() {
+        let mut facts = healthy_node();
+        facts.host.in_container = Reading::Value(true);
+        assert_eq!(resolved(by_nvidia("7"), &facts).gpus, None);
+    }
+
+    #[test]
+    fn cuda_says_what_its_variable_means() {
+        let mut facts = healthy_node();
+        facts.cuda.first_gpu_only = false;
+        let offered: Vec<_> = facts
+            .cuda
+            .devices
+            .value()
+            .cloned()
+            .expect("healthy")
+            .drain(4..5)
+            .collect();
+        let name = offered[0].uuid.clone();
+        facts.cuda.devices = Reading::Value(offered);
+        let by_cuda = |value: &str| Assignment {
+            cuda_visible_devices: Some(value.to_owned()),
+            // CUDA's variable wins.
+            nvidia_visible_devices: Some("0".to_owned()),
+            ..Assignment::default()
+        };
+        let assigned = resolved(by_cuda("0"), &facts);
+        assert_eq!(
+            (assigned.gpus, assigned.by_number),
+            (Some(vec![name.clone()]), true)
+        );
+        assert!(!resolved(by_cuda(&name), &facts).by_number);
+        // It names two, and CUDA offers one.
+        assert!(resolved(by_cuda("0,1"), &facts).trouble.is_some());
+        for nothing in ["", "-1", "NoDevFiles"] {
+            assert!(by_cuda(nothing).resolve(&facts).is_err(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn only_the_others_gpus_are_left_out() {
+        let mut facts = healthy_node();
+        let address = |facts: &Facts, number: usize| {
+            facts.gpus[number]
+                .pci_address
+                .value()
+                .cloned()
+                .expect("healthy")
+        };
+        let message = |address: &str| KernelLogRecord {
+            age_s: Some(1.0),
+            text: format!(
+                "NVRM: Xid (PCI:{}): 79, GPU has fallen off the bus.",
+                address.trim_end_matches(".0")
+            ),
+        };
+        let (own, other) = (address(&facts, 2), address(&facts, 0));
+        if let Reading::Value(log) = &mut facts.host.kernel_log {
+            log.records = vec![message(&own), message(&other)];
+        }
+        let assigned = AssignedGpus::whole(Some(vec![uuid(&facts, 2)]));
+        let narrowed = assigned.narrowed(&facts);
+        assert_eq!(narrowed.gpus, [facts.gpus[2].clone()]);
+        let log = narrowed.host.kernel_log.value().expect("read");
+        assert_eq!(log.records, [message(&own)]);
+        let devices = narrowed.host.pci_devices.value().expect("read");
+        assert!(
+            devices
+                .iter()
+                .filter(|it| it.is_gpu())
+                .all(|it| it.address == own)
+        );
+        assert_eq!(AssignedGpus::default().narrowed(&facts), facts);
+    }
+
+    #[test]
+    fn what_was_not_found_is_no_pass() {
+        let facts = healthy_node();
+        let missing = AssignedGpus {
+            trouble: Some("GPU-x is gone".to_owned()),
+            ..AssignedGpus::default()
+        };
+        let run = missing.judged(facts, &Profile::default(), "p", Level::Quick);
+        assert_eq!(run.incomplete.as_deref(), Some("GPU-x is gone"));
+        assert_eq!(run.exit_status(), crate::findings::ExitStatus::NotJudged);
     }
 }
