@@ -7,6 +7,8 @@ mod gpu_pods;
 mod kubelet;
 mod processes;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
