@@ -4,6 +4,7 @@ mod burn_engines;
 mod burns;
 mod driver_faults;
 mod healthy_nodes;
+mod kubernetes;
 mod node;
 mod recorded_facts;
 mod report_outputs;

@@ -7,7 +7,7 @@
 //! ## How it is judged
 //! At level extended, or where `kubernetes.gpu_pod.run` of the profile is true, with the image of
 //! `kubernetes.gpu_pod.image`. As many pods at once as devices are free (or `count`) ask for one `nvidia.com/gpu` each, mount
-//! nothing, and run `gpu-validator collect --level standard`. Each must see exactly one GPU of this node, by NVML and by
+//! nothing, and run `gpu-validator collect --level standard --no-burn`. Each must see exactly one GPU of this node, by NVML and by
 //! CUDA, and its check kernel must be right; no two may see the same, unless GPUs are shared. Where pods of others have
 //! GPUs the check is busy (exit code 4) for these, not failed. Pods are removed at the end, after Ctrl-C as well; what a
 //! killed run left is found by its label and removed by the next.

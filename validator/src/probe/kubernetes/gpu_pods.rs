@@ -229,7 +229,7 @@ fn pod(order: &GpuPodOrder, run_id: &str, name: &str) -> Value {
                 "name": "gpu-validator",
                 "image": order.image,
                 "command": ["gpu-validator"],
-                "args": ["collect", "--level", "standard"],
+                "args": ["collect", "--level", "standard", "--no-burn"],
                 // What the NVIDIA runtime gives a container of its driver; an image may say less.
                 "env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}],
                 "resources": {
@@ -266,8 +266,13 @@ fn follow(
             Target::in_namespace(LIST_PODS, &order.namespace),
             &[("labelSelector", &selector)],
         )?;
+        if let Some(reason) = interrupt.reason() {
+            return Err(ApiError {
+                status: None,
+                text: format!("the pods were removed early: {reason}"),
+            });
+        }
         let waited = start.elapsed();
-        let stopped = interrupt.signal().is_some();
         for name in names {
             if ended.iter().any(|it| it.name == *name) {
                 continue;
@@ -277,7 +282,7 @@ fn follow(
                 .find(|it| it["metadata"]["name"] == name.as_str());
             let patience = Patience {
                 of_scheduler: waited >= UNSCHEDULABLE_PATIENCE,
-                altogether: waited >= order.deadline || stopped,
+                altogether: waited >= order.deadline,
             };
             if let Some(end) = pod_end(pod, &order.resource, patience) {
                 ended.push(read_pod(client, order, name, end, waited));

@@ -682,8 +682,10 @@ fn a_run_that_is_stopped_removes_its_pods_at_once() {
     let interrupt = Interrupt::default();
     interrupt.request(2);
     let start = Instant::now();
-    let seen = run_pods(&server, 2, &interrupt).expect("they were made");
-    assert_eq!(seen.pods.len(), 2);
+    let error = run_pods(&server, 2, &interrupt).expect_err("nothing was seen");
+    assert_eq!(error, "the pods were removed early: signal 2 (SIGINT)");
+    let created = server.requests();
+    assert_eq!(created.iter().filter(|it| it.verb == "create").count(), 2);
     assert!(server.pods().is_empty(), "they are removed");
     assert!(start.elapsed() < Duration::from_secs(2));
 }
