@@ -36,6 +36,7 @@ fn kubelet_clients() {
     let descriptors = protox::compile(files, ["proto"]).expect("the .proto files are right");
     tonic_prost_build::configure()
         .build_server(false)
+        .disable_comments(["."])
         .compile_fds(descriptors)
         .expect("the clients can be written");
 }

@@ -6,6 +6,7 @@ mod burn_engines;
 mod burns;
 mod driver_faults;
 mod healthy_nodes;
+mod kubernetes;
 mod node;
 mod processes;
 mod recorded_facts;

@@ -320,7 +320,7 @@ fn finding(
 fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
     let probes: &[&str] = match check.stage {
         Stage::Host => &["host"],
-        Stage::Gpu => &["nvml", "cuda"],
+        Stage::Gpu => &["nvml", "cuda", "kubernetes"],
         Stage::Load => &["load"],
     };
     let total_ms: f64 = probes
@@ -368,7 +368,7 @@ mod tests {
 
     use super::{Judge, judge, title, worst_of};
     use crate::checks::ALL;
-    use crate::facts::{Facts, GpuFacts, MigDevice, MigMode, Reading};
+    use crate::facts::{Facts, GpuFacts, KubernetesFacts, MigDevice, MigMode, Reading};
     use crate::findings::{ExitStatus, Finding, Judgement, Outcome, Subject, Verdict};
     use crate::level::Level;
     use crate::profile::Profile;
@@ -460,8 +460,9 @@ mod tests {
             level: Level::Extended,
             ..Facts::default()
         };
-        for gpus in [0, 2] {
+        for (gpus, kubernetes) in [(0, None), (2, None), (2, Some(KubernetesFacts::default()))] {
             facts.gpus = vec![GpuFacts::default(); gpus];
+            facts.kubernetes = kubernetes;
             let passed: Vec<Finding> = judge_all(&facts)
                 .into_iter()
                 .filter(|it| matches!(it.verdict, Verdict::Pass | Verdict::Warn))

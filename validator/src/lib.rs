@@ -18,6 +18,8 @@ mod checks;
 pub mod cli;
 mod commands;
 #[deny(clippy::disallowed_methods)]
+mod device_ids;
+#[deny(clippy::disallowed_methods)]
 mod expect;
 pub mod facts;
 pub mod findings;

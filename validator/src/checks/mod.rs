@@ -18,6 +18,11 @@ mod cuda_toolkits;
 mod cuda_visible_devices;
 mod denylisted_driver_absent;
 mod device_nodes;
+mod device_plugin_allocatable;
+mod device_plugin_assignments;
+mod device_plugin_devices;
+mod device_plugin_pods;
+mod device_plugin_registered;
 mod driver_components_match;
 mod driver_version;
 mod ecc_errors;
@@ -32,6 +37,7 @@ mod gpu_architecture_supported;
 mod gpu_count;
 mod gpu_memory;
 mod gpu_model;
+mod gpu_pod_runs;
 mod gpu_reachable;
 mod gpus_uniform;
 mod idle_memory;
@@ -49,6 +55,10 @@ mod kernel_module_flavor;
 mod kernel_module_loaded;
 mod memory_repair;
 mod mig_mode;
+mod node_capacity;
+mod node_conditions;
+mod node_labels;
+mod node_taints;
 mod nvlink_errors;
 mod nvlink_state;
 mod nvml_library;
@@ -61,6 +71,7 @@ mod power_limit;
 mod recovery_action;
 mod row_remapping;
 mod run_complete;
+mod runtime_class;
 mod services;
 mod temperature;
 mod throttle_history;
@@ -202,6 +213,31 @@ pub(crate) static ALL: &[Entry] = &[
         documentation: include_str!("cuda_visible_devices.rs"),
     },
     Entry {
+        check: &device_plugin_allocatable::CHECK,
+        file_name: "device_plugin_allocatable",
+        documentation: include_str!("device_plugin_allocatable.rs"),
+    },
+    Entry {
+        check: &device_plugin_assignments::CHECK,
+        file_name: "device_plugin_assignments",
+        documentation: include_str!("device_plugin_assignments.rs"),
+    },
+    Entry {
+        check: &device_plugin_devices::CHECK,
+        file_name: "device_plugin_devices",
+        documentation: include_str!("device_plugin_devices.rs"),
+    },
+    Entry {
+        check: &device_plugin_pods::CHECK,
+        file_name: "device_plugin_pods",
+        documentation: include_str!("device_plugin_pods.rs"),
+    },
+    Entry {
+        check: &device_plugin_registered::CHECK,
+        file_name: "device_plugin_registered",
+        documentation: include_str!("device_plugin_registered.rs"),
+    },
+    Entry {
         check: &driver_components_match::CHECK,
         file_name: "driver_components_match",
         documentation: include_str!("driver_components_match.rs"),
@@ -277,6 +313,26 @@ pub(crate) static ALL: &[Entry] = &[
         documentation: include_str!("mig_mode.rs"),
     },
     Entry {
+        check: &node_capacity::CHECK,
+        file_name: "node_capacity",
+        documentation: include_str!("node_capacity.rs"),
+    },
+    Entry {
+        check: &node_conditions::CHECK,
+        file_name: "node_conditions",
+        documentation: include_str!("node_conditions.rs"),
+    },
+    Entry {
+        check: &node_labels::CHECK,
+        file_name: "node_labels",
+        documentation: include_str!("node_labels.rs"),
+    },
+    Entry {
+        check: &node_taints::CHECK,
+        file_name: "node_taints",
+        documentation: include_str!("node_taints.rs"),
+    },
+    Entry {
         check: &nvlink_errors::CHECK,
         file_name: "nvlink_errors",
         documentation: include_str!("nvlink_errors.rs"),
@@ -325,6 +381,11 @@ pub(crate) static ALL: &[Entry] = &[
         check: &row_remapping::CHECK,
         file_name: "row_remapping",
         documentation: include_str!("row_remapping.rs"),
+    },
+    Entry {
+        check: &runtime_class::CHECK,
+        file_name: "runtime_class",
+        documentation: include_str!("runtime_class.rs"),
     },
     Entry {
         check: &temperature::CHECK,
@@ -390,5 +451,10 @@ pub(crate) static ALL: &[Entry] = &[
         check: &gemm_throughput::CHECK,
         file_name: "gemm_throughput",
         documentation: include_str!("gemm_throughput.rs"),
+    },
+    Entry {
+        check: &gpu_pod_runs::CHECK,
+        file_name: "gpu_pod_runs",
+        documentation: include_str!("gpu_pod_runs.rs"),
     },
 ];

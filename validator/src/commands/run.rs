@@ -204,6 +204,7 @@ pub(crate) fn probe_options(
         sysroot,
         services: services_of(profile, level),
         image_files: profile.image.files.clone(),
+        kubernetes: profile.kubernetes.clone(),
         ..ProbeOptions::default()
     };
     let Some(settings) = profile.levels.get(&level) else {

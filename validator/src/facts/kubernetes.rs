@@ -15,6 +15,8 @@ pub struct KubernetesFacts {
     pub kubelet_root: String,
     /// The folder holds what a kubelet makes there (`device-plugins` or `pod-resources`).
     pub kubelet_present: Reading<bool>,
+    /// NVIDIA's driver for dynamic resource allocation is here, which gives out GPUs in place of a device plugin.
+    pub dynamic_resource_allocation: bool,
     /// NVIDIA's device plugins, by their sockets in `device-plugins`.
     pub device_plugins: Reading<Vec<DevicePlugin>>,
     /// `GetAllocatableResources`: the ids of NVIDIA's devices that the kubelet may give to containers, by resource.
@@ -37,8 +39,10 @@ pub struct KubernetesFacts {
 pub struct DevicePlugin {
     /// The file's name in `device-plugins`: `nvidia-gpu.sock`.
     pub socket: String,
-    /// It answered `GetDevicePluginOptions`.
+    /// It answered `GetDevicePluginOptions`; `NotRead` where this process may not ask.
     pub answers: Reading<bool>,
+    /// Why it did not answer.
+    pub trouble: Option<String>,
     /// The first answer of `ListAndWatch`; `NotSupported` where the profile does not ask for it.
     pub devices: Reading<Vec<PluginDevice>>,
 }
@@ -98,6 +102,9 @@ pub struct ApiFacts {
     pub node: Reading<NodeFacts>,
     /// Handlers by the names of the runtime classes.
     pub runtime_classes: Reading<BTreeMap<String, String>>,
+    /// Pods on this node that have ended and that the kubelet still lists, as `namespace/name`: it may have given their
+    /// devices to others already.
+    pub ended_pods: Reading<Vec<String>>,
     /// The `DaemonSets` of NVIDIA's device plugin, and their pods on this node.
     pub device_plugin_daemon_sets: Reading<Vec<DaemonSetFacts>>,
 }

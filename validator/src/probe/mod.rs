@@ -22,7 +22,7 @@ pub(crate) use nvml::{
 };
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, KernelLog, Reading};
+use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, KernelLog, KubernetesFacts, Reading};
 use crate::level::{Level, Stage};
 pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, EngineChoice, MemoryShare};
 use nvml::NvmlOutcome;
@@ -52,6 +52,8 @@ pub fn collect(
         validator_version: env!("CARGO_PKG_VERSION").to_owned(),
         collected_at: rfc3339_utc(SystemTime::now()),
         level: options.level,
+        // Until somebody has looked: not read, and not absent.
+        kubernetes: (options.level >= Level::Standard).then(KubernetesFacts::default),
         ..Facts::default()
     };
     // The driver is slow to answer and the host's files are not, so all three are asked at the same time.
@@ -67,11 +69,22 @@ pub fn collect(
         add_cuda(&mut facts, cuda.join());
     });
     name_the_lost_gpu(&mut facts);
+    if options.level >= Level::Standard && interrupt.signal().is_none() {
+        let (seen, milliseconds) = timed(|| kubernetes::probe(options, interrupt, &facts));
+        facts.kubernetes = Some(seen);
+        facts
+            .timings_ms
+            .insert("kubernetes".to_owned(), milliseconds);
+    }
     facts.interrupted = interrupt.reason();
     on_progress(Progress::Stage(Stage::Gpu, &facts));
     if options.level >= Level::Standard && facts.interrupted.is_none() {
         let ((), load_ms) = timed(|| work(options, interrupt, &mut facts, on_progress));
         facts.timings_ms.insert("load".to_owned(), load_ms);
+        let gpu_pods = kubernetes::gpu_pods(options, interrupt, &facts);
+        if let Some(kubernetes) = &mut facts.kubernetes {
+            kubernetes.gpu_pods = gpu_pods;
+        }
         facts.interrupted = interrupt.reason();
     }
     facts

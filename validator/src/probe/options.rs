@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use crate::level::Level;
 use crate::load::burn::BurnOptions;
+use crate::profile::KubernetesProfile;
 
 /// How a machine is looked at.
 #[derive(Clone, Debug)]
 pub struct ProbeOptions {
     pub level: Level,
     /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing is asked over the
-    /// network and no program is run to read a log.
+    /// network but the Kubernetes API, and no program is run to read a log.
     pub sysroot: Option<PathBuf>,
     /// systemd services to look at beside NVIDIA's own, by unit name without `.service`.
     pub services: Vec<String>,
@@ -19,6 +20,9 @@ pub struct ProbeOptions {
     pub image_files: Vec<String>,
     /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say EC2 is asked.
     pub ec2_metadata: bool,
+    /// How the kubelet and the API server are asked, at level standard and above. The API server is asked below a sysroot,
+    /// too: a container may have the host's files there.
+    pub kubernetes: KubernetesProfile,
     pub deadlines: Deadlines,
     /// How to burn the GPUs at level standard and above, or why not at all.
     pub burn: Result<BurnOptions, String>,
@@ -34,6 +38,7 @@ impl Default for ProbeOptions {
             services: Vec::new(),
             image_files: Vec::new(),
             ec2_metadata: true,
+            kubernetes: KubernetesProfile::default(),
             deadlines: Deadlines::default(),
             burn: Err("no burn was asked for".to_owned()),
             worker_program: None,
@@ -41,7 +46,7 @@ impl Default for ProbeOptions {
     }
 }
 
-/// How long a driver may take to answer.
+/// How long a driver, kubelet or API server may take to answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     /// One NVML call.
@@ -56,6 +61,10 @@ pub struct Deadlines {
     pub cuda_kernel: Duration,
     /// The whole run.
     pub run: Option<Duration>,
+    /// One answer of the kubelet or a device plugin; they answer within milliseconds.
+    pub kubelet_call: Duration,
+    /// One answer of the API server.
+    pub api_call: Duration,
 }
 
 impl Default for Deadlines {
@@ -67,6 +76,8 @@ impl Default for Deadlines {
             cuda: Duration::from_secs(30),
             cuda_kernel: Duration::from_secs(30),
             run: None,
+            kubelet_call: Duration::from_secs(5),
+            api_call: Duration::from_secs(10),
         }
     }
 }
@@ -86,6 +97,8 @@ impl Deadlines {
             cuda_kernel: scaled(self.cuda_kernel),
             // Not a driver's: it holds whatever the driver does.
             run: self.run,
+            kubelet_call: scaled(self.kubelet_call),
+            api_call: scaled(self.api_call),
         }
     }
 }
@@ -103,6 +116,8 @@ mod tests {
         assert_eq!(tenth.nvml, Duration::from_secs(9));
         assert_eq!(tenth.cuda, Duration::from_secs(3));
         assert_eq!(tenth.cuda_kernel, Duration::from_secs(3));
+        assert_eq!(tenth.kubelet_call, Duration::from_millis(500));
+        assert_eq!(tenth.api_call, Duration::from_secs(1));
         assert_eq!(whole.scaled(f64::NAN).cuda, whole.cuda);
         assert_eq!(whole.scaled(-1.0).cuda, whole.cuda);
     }

@@ -4,6 +4,7 @@ mod burn;
 mod gpu;
 mod host;
 mod image;
+mod kubernetes;
 
 pub(crate) use burn::{burned_node, burned_node_with, burned_node_with_sensors};
 pub(crate) use gpu::{
@@ -12,6 +13,10 @@ pub(crate) use gpu::{
 };
 pub(crate) use host::unload_driver;
 pub(crate) use image::{healthy_image, image_of, judge_image_check};
+pub(crate) use kubernetes::{
+    gpu_uuid, kubernetes_node, kubernetes_node_with, kubernetes_node_with_api,
+    kubernetes_node_with_gpu_pods, kubernetes_node_with_object,
+};
 
 use crate::check::{self, Check};
 use crate::facts::Facts;

@@ -289,7 +289,7 @@ fn tell(
     let node = arguments
         .node_name
         .clone()
-        .map_or_else(|| node_name_here(profile, &run.facts), Ok)
+        .map_or_else(|| node_name_here(&profile.kubernetes, &run.facts), Ok)
         .map_err(anyhow::Error::msg)?;
     if arguments.dry_run {
         return Ok(format!(

@@ -8,7 +8,7 @@ use crate::findings::ExitStatus;
 /// What a cluster runs on its GPU nodes
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum KubernetesCommand {
-    Gate(gate::Arguments),
+    Gate(Box<gate::Arguments>),
     Rbac(rbac::Arguments),
 }
 

@@ -167,7 +167,7 @@ impl ApiClient {
         };
         let http = builder
             .build()
-            .map_err(|error| format!("no HTTPS client: {}", chain(&error)))?;
+            .map_err(|error| format!("no HTTPS client: {}", causes(&error)))?;
         let authorization = match &credentials.token {
             None => None,
             Some(token) => {
@@ -414,7 +414,7 @@ fn error(target: Target<'_>, status: Option<u16>, text: &str) -> ApiError {
 }
 
 fn transport(target: Target<'_>, cause: &reqwest::Error) -> Failure {
-    let causes = chain(cause);
+    let causes = causes(cause);
     let text = if cause.is_timeout() {
         "the API server did not answer in time".to_owned()
     } else if cause.is_connect() {
@@ -430,8 +430,8 @@ fn transport(target: Target<'_>, cause: &reqwest::Error) -> Failure {
     }
 }
 
-/// The causes of an error without the URL, from the second on, since the first repeats what was asked.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+/// The causes below an error, without its own text, which only repeats what was asked.
+pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = Vec::new();
     let mut next = error.source();
     while let Some(cause) = next {

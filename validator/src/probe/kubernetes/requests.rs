@@ -12,7 +12,7 @@ pub(crate) enum Purpose {
     Gate,
     /// The checks that ask the API server: node, runtime classes, the device plugin's pods
     Checks,
-    /// The check gpu_pod_runs, in the namespace of its pods
+    /// Pods that use the GPUs, for the check `gpu_pod_runs`, in the namespace of its pods
     GpuPod,
 }
 

@@ -1,0 +1,323 @@
+//! What the API server says of this node: the node object, runtime classes, the device plugin's pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::client::{ApiClient, ApiError, Target};
+use super::requests::{
+    GET_NODE, GET_POD_LOG, LIST_DAEMON_SETS, LIST_EVENTS, LIST_PODS, LIST_RUNTIME_CLASSES,
+};
+use crate::device_ids::RESOURCE_DOMAIN;
+use crate::facts::{
+    ApiFacts, DaemonSetFacts, NodeCondition, NodeFacts, NodeTaint, PodFacts, Reading, Toleration,
+};
+use crate::profile::KubernetesProfile;
+
+/// Lines of a log and events that are kept of a pod that is not ready.
+const LOG_LINES: usize = 10;
+const EVENTS: usize = 5;
+/// A text of a pod or condition beyond this says no more.
+const TEXT_CHARACTERS_MAXIMUM: usize = 300;
+
+pub(super) fn ask(
+    client: &ApiClient,
+    server: &str,
+    node_name: Result<String, String>,
+    profile: &KubernetesProfile,
+) -> ApiFacts {
+    let named = node_name.as_deref().map_err(Clone::clone);
+    let pods = named
+        .clone()
+        .and_then(|name| pods_on(client, name).map_err(|error| error.text));
+    let daemon_sets = match &pods {
+        Ok(pods) => daemon_sets(client, pods).map_err(|error| error.text),
+        Err(reason) => Err(reason.clone()),
+    };
+    let selectors = daemon_sets
+        .iter()
+        .flatten()
+        .flat_map(|it| it.node_selector.keys());
+    let asked_for: BTreeSet<&String> = selectors.chain(profile.labels.keys()).collect();
+    ApiFacts {
+        server: server.to_owned(),
+        node: named.and_then(|name| node(client, name, &asked_for)).into(),
+        runtime_classes: runtime_classes(client).map_err(|error| error.text).into(),
+        ended_pods: pods.map(|pods| ended(&pods)).into(),
+        device_plugin_daemon_sets: daemon_sets.into(),
+        node_name: node_name.into(),
+    }
+}
+
+/// All pods on the node.
+fn pods_on(client: &ApiClient, node_name: &str) -> Result<Vec<Value>, ApiError> {
+    let selector = format!("spec.nodeName={node_name}");
+    client.list(
+        Target::everywhere(LIST_PODS),
+        &[("fieldSelector", &selector)],
+    )
+}
+
+fn ended(pods: &[Value]) -> Vec<String> {
+    let has_ended = |pod: &&Value| {
+        ["Succeeded", "Failed"]
+            .iter()
+            .any(|it| pod["status"]["phase"] == *it)
+    };
+    let names = pods.iter().filter(has_ended).map(|pod| {
+        let metadata = &pod["metadata"];
+        format!(
+            "{}/{}",
+            text(&metadata["namespace"]),
+            text(&metadata["name"])
+        )
+    });
+    names.collect()
+}
+
+fn node(
+    client: &ApiClient,
+    name: &str,
+    asked_for: &BTreeSet<&String>,
+) -> Result<NodeFacts, String> {
+    let node = client
+        .get(Target::object(GET_NODE, name))
+        .map_err(|error| error.text)?;
+    Ok(NodeFacts {
+        labels: kept_labels(&node, asked_for),
+        taints: array(&node["spec"]["taints"])
+            .map(|it| NodeTaint {
+                key: text(&it["key"]),
+                value: text(&it["value"]),
+                effect: text(&it["effect"]),
+            })
+            .collect(),
+        unschedulable: node["spec"]["unschedulable"] == true,
+        conditions: array(&node["status"]["conditions"])
+            .map(|it| NodeCondition {
+                kind: text(&it["type"]),
+                status: text(&it["status"]),
+                reason: text(&it["reason"]),
+                message: text(&it["message"]),
+            })
+            .collect(),
+        capacity: resources(&node["status"]["capacity"])?,
+        allocatable: resources(&node["status"]["allocatable"])?,
+    })
+}
+
+/// Labels about GPUs and machines, and those that somebody asks for; others may say whose the node is.
+fn kept_labels(node: &Value, asked_for: &BTreeSet<&String>) -> BTreeMap<String, String> {
+    const PREFIXES: [&str; 4] = [
+        RESOURCE_DOMAIN,
+        "gpu-bringup.dev/",
+        "node.kubernetes.io/instance-type",
+        "kubernetes.io/arch",
+    ];
+    strings(&node["metadata"]["labels"])
+        .into_iter()
+        .filter(|(name, _)| {
+            PREFIXES.iter().any(|it| name.starts_with(it)) || asked_for.contains(name)
+        })
+        .collect()
+}
+
+/// Devices are counted in whole numbers, which Kubernetes writes as texts.
+fn resources(quantities: &Value) -> Result<BTreeMap<String, u64>, String> {
+    strings(quantities)
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(RESOURCE_DOMAIN))
+        .map(|(name, quantity)| match quantity.parse() {
+            Ok(count) => Ok((name, count)),
+            Err(_) => Err(format!("{name} is `{quantity}`, expected a whole number")),
+        })
+        .collect()
+}
+
+fn runtime_classes(client: &ApiClient) -> Result<BTreeMap<String, String>, ApiError> {
+    let classes = client.list(Target::everywhere(LIST_RUNTIME_CLASSES), &[])?;
+    Ok(classes
+        .iter()
+        .map(|it| (text(&it["metadata"]["name"]), text(&it["handler"])))
+        .collect())
+}
+
+fn daemon_sets(client: &ApiClient, pods: &[Value]) -> Result<Vec<DaemonSetFacts>, ApiError> {
+    let all = client.list(Target::everywhere(LIST_DAEMON_SETS), &[])?;
+    Ok(all
+        .iter()
+        .filter(|it| is_device_plugin(it))
+        .map(|it| daemon_set(client, it, pods))
+        .collect())
+}
+
+/// NVIDIA's plugin, by its image or by the name that its charts and the GPU operator give it. Other programs come from
+/// the same image and are told apart by their names.
+fn is_device_plugin(daemon_set: &Value) -> bool {
+    const OTHERS: [&str; 3] = [
+        "mps-control-daemon",
+        "gpu-feature-discovery",
+        "config-manager",
+    ];
+    let name = text(&daemon_set["metadata"]["name"]);
+    let mut images =
+        array(&daemon_set["spec"]["template"]["spec"]["containers"]).map(|it| text(&it["image"]));
+    let is_plugin = name.contains("nvidia-device-plugin")
+        || images.any(|image| image.contains("k8s-device-plugin"));
+    is_plugin && !OTHERS.iter().any(|it| name.contains(it))
+}
+
+fn daemon_set(client: &ApiClient, daemon_set: &Value, pods: &[Value]) -> DaemonSetFacts {
+    let namespace = text(&daemon_set["metadata"]["namespace"]);
+    let uid = &daemon_set["metadata"]["uid"];
+    let is_of_it =
+        |pod: &&Value| array(&pod["metadata"]["ownerReferences"]).any(|it| it["uid"] == *uid);
+    let spec = &daemon_set["spec"]["template"]["spec"];
+    DaemonSetFacts {
+        name: text(&daemon_set["metadata"]["name"]),
+        desired: count(&daemon_set["status"]["desiredNumberScheduled"]),
+        ready: count(&daemon_set["status"]["numberReady"]),
+        node_selector: strings(&spec["nodeSelector"]),
+        tolerations: array(&spec["tolerations"])
+            .map(|it| Toleration {
+                key: text(&it["key"]),
+                operator: text(&it["operator"]),
+                value: text(&it["value"]),
+                effect: text(&it["effect"]),
+            })
+            .collect(),
+        pods: pods
+            .iter()
+            .filter(is_of_it)
+            .map(|pod| pod_facts(client, &namespace, pod))
+            .collect(),
+        namespace,
+    }
+}
+
+/// A pod; its log and events are read only where it is not ready.
+fn pod_facts(client: &ApiClient, namespace: &str, pod: &Value) -> PodFacts {
+    let name = text(&pod["metadata"]["name"]);
+    let statuses = || array(&pod["status"]["containerStatuses"]);
+    let ready = array(&pod["status"]["conditions"])
+        .any(|it| it["type"] == "Ready" && it["status"] == "True");
+    let mut facts = PodFacts {
+        phase: text(&pod["status"]["phase"]),
+        ready,
+        waiting: waiting(pod),
+        restarts: statuses().map(|it| count(&it["restartCount"])).sum(),
+        log_tail: Reading::NotSupported,
+        events: Reading::NotSupported,
+        name,
+    };
+    if !ready {
+        // The last run of a container that is not running now has said why.
+        let is_running = statuses().any(|it| it["state"]["running"].is_object());
+        facts.log_tail = log_tail(
+            client,
+            namespace,
+            &facts.name,
+            !is_running && facts.restarts > 0,
+        )
+        .map_err(|error| error.text)
+        .into();
+        facts.events = events(client, namespace, &facts.name)
+            .map_err(|error| error.text)
+            .into();
+    }
+    facts
+}
+
+/// Why containers wait, or why the pod is not scheduled.
+pub(super) fn waiting(pod: &Value) -> Vec<String> {
+    let with_message = |reason: &Value, message: &Value| {
+        let (reason, message) = (text(reason), text(message));
+        if message.is_empty() {
+            reason
+        } else {
+            format!("{reason}: {message}")
+        }
+    };
+    let status = &pod["status"];
+    let of_containers = array(&status["initContainerStatuses"])
+        .chain(array(&status["containerStatuses"]))
+        .map(|it| &it["state"]["waiting"])
+        .filter(|it| it.is_object())
+        .map(|it| with_message(&it["reason"], &it["message"]));
+    let unscheduled = array(&status["conditions"])
+        .filter(|it| it["type"] == "PodScheduled" && it["status"] == "False")
+        .map(|it| with_message(&it["reason"], &it["message"]));
+    of_containers.chain(unscheduled).collect()
+}
+
+pub(super) fn log_tail(
+    client: &ApiClient,
+    namespace: &str,
+    pod: &str,
+    previous: bool,
+) -> Result<Vec<String>, ApiError> {
+    let lines = LOG_LINES.to_string();
+    let mut query = vec![("tailLines", lines.as_str())];
+    if previous {
+        query.push(("previous", "true"));
+    }
+    let target = Target::in_namespace(GET_POD_LOG, namespace).named(pod);
+    let log = client.get_text(target, &query)?;
+    Ok(log.lines().map(shortened).collect())
+}
+
+/// The last events about a pod, the newest last.
+pub(super) fn events(
+    client: &ApiClient,
+    namespace: &str,
+    pod: &str,
+) -> Result<Vec<String>, ApiError> {
+    let selector = format!("involvedObject.kind=Pod,involvedObject.name={pod}");
+    let mut events = client.list(
+        Target::in_namespace(LIST_EVENTS, namespace),
+        &[("fieldSelector", &selector)],
+    )?;
+    let time = |event: &Value| {
+        let last = text(&event["lastTimestamp"]);
+        if last.is_empty() {
+            text(&event["eventTime"])
+        } else {
+            last
+        }
+    };
+    events.sort_by_key(time);
+    let newest = events.iter().rev().take(EVENTS).rev();
+    Ok(newest
+        .map(|it| format!("{}: {}", text(&it["reason"]), text(&it["message"])))
+        .collect())
+}
+
+fn shortened(line: &str) -> String {
+    line.chars().take(TEXT_CHARACTERS_MAXIMUM).collect()
+}
+
+pub(super) fn array(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+pub(super) fn text(value: &Value) -> String {
+    shortened(value.as_str().unwrap_or_default())
+}
+
+fn count(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn strings(value: &Value) -> BTreeMap<String, String> {
+    value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| {
+            let value = value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned);
+            (name.clone(), value)
+        })
+        .collect()
+}
