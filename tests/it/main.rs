@@ -10,4 +10,5 @@ mod report_outputs;
 mod scarce_resources;
 mod ssh;
 mod stopped_runs;
+mod validate_ami_aws;
 mod xtask;

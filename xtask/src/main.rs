@@ -1,5 +1,14 @@
 //! `cargo xtask <task>`: everything a developer or an image builder runs.
 
+/// Tells the user something. Unlike `eprintln!` it does not panic when the terminal is gone: what was begun must still be
+/// brought to its end then.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod ci;
 mod codegen;
 mod debian_userland;
@@ -30,7 +39,7 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    ValidateAmi(validate_ami::Arguments),
+    ValidateAmi(Box<validate_ami::Arguments>),
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
     FaultMatrix(fault_matrix::Arguments),
