@@ -21,6 +21,7 @@ mod junit_readers;
 mod kernels;
 mod nvml_clients;
 mod simulate;
+mod tf;
 mod tools;
 mod validate_ami;
 mod workspace;
@@ -53,6 +54,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    Tf(tf::Arguments),
     Tools(tools::Arguments),
 }
 
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.task {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
+        Task::Tf(arguments) => return tf::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
