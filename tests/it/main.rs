@@ -10,5 +10,6 @@ mod report_outputs;
 mod scarce_resources;
 mod ssh;
 mod stopped_runs;
+mod terraform;
 mod validate_ami_aws;
 mod xtask;
