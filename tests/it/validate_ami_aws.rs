@@ -538,3 +538,36 @@ fn what_aws_refuses_is_told_with_the_next_step() {
     );
     assert_eq!(account.living(), Vec::<Value>::new());
 }
+
+/// What ends an instance when neither our process nor the instance itself does.
+#[test]
+fn the_accounts_own_sweeper_ends_what_is_past_its_deadline() {
+    let account = Account::prepare();
+    let definition = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../terraform/modules/validation-instance/sweeper.asl.json"
+    );
+    let became: Value =
+        serde_json::from_str(&account.ask(&["run-sweeper", definition])).expect("JSON");
+    let expected = serde_json::json!({
+        "passed": "terminated", "ahead": "running", "unreadable": "terminated", "of others": "running"
+    });
+    assert_eq!(became, expected);
+    account.ours();
+}
+
+/// The tags are written by the command line and read by the account's policy and sweeper.
+#[test]
+fn terraform_knows_the_tags_of_the_command_line() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let terraform = read("terraform/modules/validation-instance/main.tf");
+    let command_line = read("xtask/src/validate_ami/aws/tags.rs");
+    for tag in [RUN_TAG, "gpu-bringup.dev/terminate-after"] {
+        let quoted = format!("\"{tag}\"");
+        assert!(
+            terraform.contains(&quoted) && command_line.contains(&quoted),
+            "{tag}"
+        );
+    }
+}
