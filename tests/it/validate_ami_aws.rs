@@ -204,7 +204,9 @@ const PASSES: &str = "write_reports \"$@\"; exit 0";
 fn one_instance_is_launched_safely_judged_and_terminated() {
     let account = Account::prepare();
     let stand_in = stand_in(&account.server.folder, PASSES);
-    let output = account
+    // Before its boot nobody may log in; then only the key in its user data opens it.
+    let authorized_keys = account.server.folder.write("user-key.pub", "");
+    let xtask = account
         .validate_ami(&stand_in, "plain", "")
         .args([
             "--instance-type",
@@ -213,8 +215,27 @@ fn one_instance_is_launched_safely_judged_and_terminated() {
             "--time-limit",
             "45",
         ])
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("xtask runs");
+    eventually("an instance to be launched", || {
+        !account.living().is_empty()
+    });
+    let id = account.living()[0]["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let user_data = account.ask(&["user-data", &id]);
+    let given: Value = serde_json::from_str(
+        user_data
+            .strip_prefix("#cloud-config\n")
+            .expect("cloud-init's first line"),
+    )
+    .expect("JSON, which is YAML");
+    let key = &given["users"][1]["ssh_authorized_keys"][0];
+    std::fs::write(authorized_keys, key.as_str().expect("a key")).expect("a file");
+    let output = xtask.wait_with_output().expect("xtask ends");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     for name in [
         "report.json",
@@ -245,10 +266,7 @@ fn one_instance_is_launched_safely_judged_and_terminated() {
     for text in [&calls, &stderr(&output)] {
         assert!(!text.contains("a-secret-that"), "{text}");
     }
-    let user_data = account.ask(&["user-data", instance["id"].as_str().expect("an id")]);
-    assert!(user_data.starts_with("#cloud-config\n"), "{user_data}");
     assert!(user_data.contains("--on-active=45min"), "{user_data}");
-    assert!(user_data.contains("ssh-ed25519 "), "{user_data}");
     assert!(!user_data.contains("PRIVATE KEY"), "{user_data}");
 }
 
@@ -427,38 +445,35 @@ exit 0"#,
 }
 
 #[test]
-fn what_a_run_of_another_machine_works_with_is_left_alone() {
+fn a_kept_instance_lives_on_and_a_sweep_leaves_it_alone() {
     let account = Account::prepare();
     let stand_in = stand_in(&account.server.folder, PASSES);
-    // As if another machine had launched it.
-    let elsewhere = "case \"$*\" in *run-instances*)\n\
-         last=; for word; do shift; case $last in --cli-input-json) word=$(printf %s \"$word\" | sed 's,\"gpu-bringup.dev/started-by\"\\,\"Value\":\"[^/]*/,\"gpu-bringup.dev/started-by\"\\,\"Value\":\"elsewhere/,g') ;; esac; set -- \"$@\" \"$word\"; last=$word; done ;;\n esac";
     let output = account
-        .validate_ami(&stand_in, "kept", elsewhere)
+        .validate_ami(&stand_in, "kept", "")
         .arg("--keep")
         .output()
         .expect("xtask runs");
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(
-        said.contains("is kept until") && said.contains("ssh -F "),
-        "{said}"
-    );
+    let (_, command) = said.split_once("to reach it: ").expect("how to reach it");
+    let (ssh, _) = command.split_once(';').expect("a command");
+    // What is printed works, with the key that was left for it.
+    let reached = Command::new("sh")
+        .args(["-c", &format!("{ssh} true")])
+        .status();
+    assert!(reached.expect("sh runs").success(), "{ssh}");
     let swept = stderr(&account.sweep());
-    assert!(swept.contains("alone: it belongs to elsewhere/"), "{swept}");
+    assert!(swept.contains("alone: it belongs to --keep on "), "{swept}");
     assert_eq!(account.living().len(), 1);
     let all = account
         .xtask(&["validate-ami", "--sweep", "--all"], "all", "")
         .output();
     assert!(all.expect("xtask runs").status.success());
     assert_eq!(account.living(), Vec::<Value>::new());
-    // The key that --keep left for the user.
-    let configuration = said
-        .split_once("ssh -F ")
-        .and_then(|(_, rest)| rest.split_whitespace().next());
-    let configuration = Path::new(configuration.expect("a file"));
-    assert!(configuration.exists());
-    let _ = std::fs::remove_dir_all(configuration.parent().expect("a folder"));
+    let configuration = ssh.split_whitespace().nth(2).expect("ssh -F FILE");
+    let folder = Path::new(configuration).parent().expect("a folder");
+    assert!(folder.join("key").exists(), "the key went with the sweep");
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 #[test]

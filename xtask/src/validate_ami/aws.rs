@@ -149,7 +149,7 @@ impl Session<'_> {
         if interrupts.requested() {
             bail!("interrupted before {instance_type} was launched");
         }
-        let tags = Tags::new(instance_type, self.options.time_limit)?;
+        let tags = Tags::new(instance_type, self.options.time_limit, self.options.keep)?;
         let mut access =
             Access::create(&tags.run, &self.cli, self.arguments.ssh_config.as_deref())?;
         let user_data = access.user_data(self.options.time_limit)?;

@@ -71,6 +71,8 @@ impl Access {
     /// Leaves key and configuration for whoever goes on with the instance.
     pub(super) fn keep(&mut self) {
         self.keep = true;
+        // Without it a sweep would remove the key, which the instance's end does as well.
+        let _ = std::fs::write(self.folder.join(KEPT), "");
     }
 
     /// Written to a file, so that its length does not matter to a command line.
@@ -80,6 +82,24 @@ impl Access {
         Ok(path)
     }
 }
+
+/// Removes what killed runs of this machine left. A run's name holds its process; one that was kept stays for its user.
+pub(super) fn remove_abandoned() {
+    let Ok(entries) = std::fs::read_dir(workspace::target().join("validate-ami")) else {
+        return;
+    };
+    for folder in entries.flatten().map(|entry| entry.path()) {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let process = name.split('-').nth(1).unwrap_or_default();
+        let alive = Path::new("/proc").join(process).exists();
+        if !alive && !folder.join(KEPT).exists() {
+            let _ = std::fs::remove_dir_all(&folder);
+        }
+    }
+}
+
+/// An empty file that says that key and configuration are still wanted.
+const KEPT: &str = "kept";
 
 impl Drop for Access {
     fn drop(&mut self) {

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::cli::{Cli, Refusal};
-use super::plain_words::is_lack_of_capacity;
+use super::plain_words::{is_lack_of_capacity, nothing_was_done};
 use super::tags::{self, Tags};
 
 /// What the account was prepared with by terraform/modules/validation-instance.
@@ -197,8 +197,7 @@ impl<'a> Instance<'a> {
                         refused = Some(error);
                         continue;
                     }
-                    // An error code is AWS's own word that nothing was launched; anything else leaves that open.
-                    instance.done = refusal.is_some_and(|refusal| refusal.code.is_some());
+                    instance.done = refusal.is_some_and(nothing_was_done);
                     return Err(error);
                 }
             }

@@ -28,6 +28,21 @@ pub(super) fn is_lack_of_capacity(refusal: &Refusal) -> bool {
     )
 }
 
+/// Whether AWS has refused for good. A call that broke off, or broke on AWS's side, may have been carried out.
+pub(super) fn nothing_was_done(refusal: &Refusal) -> bool {
+    let broke_off = [
+        "InternalError",
+        "InternalFailure",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "Unavailable",
+    ];
+    refusal
+        .code
+        .as_deref()
+        .is_some_and(|code| !broke_off.contains(&code))
+}
+
 const FOUNDATION: &str = "run `cargo xtask tf apply staging`, or name another parameter with --foundation (docs/terraform.md)";
 
 const SIGN_IN: &str = "sign in again (`aws sso login`, or new keys), see who you are with `aws sts get-caller-identity`, and repeat the command";
@@ -149,7 +164,7 @@ fn by_text(message: &str) -> Option<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::super::cli::Refusal;
-    use super::{explain, is_lack_of_capacity};
+    use super::{explain, is_lack_of_capacity, nothing_was_done};
 
     fn refusal(code: Option<&str>, message: &str) -> Refusal {
         Refusal {
@@ -257,6 +272,16 @@ mod tests {
             explain(&refusal(Some("Novel"), "something new")),
             "aws ec2 run-instances said: Novel: something new"
         );
+    }
+
+    #[test]
+    fn only_a_clear_refusal_means_that_nothing_was_launched() {
+        assert!(nothing_was_done(&refusal(Some("VcpuLimitExceeded"), "")));
+        assert!(!nothing_was_done(&refusal(Some("InternalError"), "")));
+        assert!(!nothing_was_done(&refusal(
+            None,
+            "Read timeout on endpoint URL"
+        )));
     }
 
     #[test]

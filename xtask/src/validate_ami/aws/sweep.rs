@@ -1,5 +1,6 @@
 //! Removes what runs left behind that were killed: instances, and volumes that outlived theirs.
 
+use super::access;
 use super::cli::Cli;
 use super::instance::{id_of, living, terminate};
 use super::tags::{self, is_leftover};
@@ -25,6 +26,7 @@ pub(super) fn sweep(cli: &Cli, all: bool) -> anyhow::Result<()> {
             tags::value(instance, tags::DEADLINE).unwrap_or("an unknown time"),
         );
     }
+    access::remove_abandoned();
     let volumes = remove_volumes(cli, &any_run)?;
     if ids.is_empty() && volumes == 0 {
         say!("nothing was left behind");

@@ -15,7 +15,7 @@ pub(super) const RUN: &str = "gpu-bringup.dev/validate-ami";
 /// When the instance may be ended by anybody, in UTC.
 pub(super) const DEADLINE: &str = "gpu-bringup.dev/terminate-after";
 
-/// The process that launched the instance: `host/boot/process id/start time`.
+/// The process that launched the instance: `host/boot/process id/start time`; for one that is kept, what outlives it.
 pub(super) const STARTED_BY: &str = "gpu-bringup.dev/started-by";
 
 /// What the tags of a run hold.
@@ -27,14 +27,23 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    pub(super) fn new(instance_type: &str, time_limit_min: u32) -> anyhow::Result<Tags> {
+    pub(super) fn new(
+        instance_type: &str,
+        time_limit_min: u32,
+        keep: bool,
+    ) -> anyhow::Result<Tags> {
         let own = Process::own()?;
         // The process id keeps two runs of a second apart, the type those of a matrix.
         let time = now()?.replace([':', '-'], "");
         Ok(Tags {
             run: format!("{time}-{}-{instance_type}", own.id),
             deadline: time_in(time_limit_min)?,
-            started_by: own.to_string(),
+            started_by: if keep {
+                // Its process ends long before its deadline, and that makes it no leftover.
+                format!("--keep on {}", own.host)
+            } else {
+                own.to_string()
+            },
         })
     }
 
@@ -207,8 +216,22 @@ mod tests {
     }
 
     #[test]
+    fn a_kept_instance_is_no_leftover_before_its_deadline() {
+        let tags = Tags::new("g5.xlarge", 60, true).expect("tags");
+        let now = now().expect("a time");
+        assert!(!is_leftover(
+            &tagged(&tags.deadline, &tags.started_by),
+            &now
+        ));
+        assert!(is_leftover(
+            &tagged("2001-01-01T00:00:00Z", &tags.started_by),
+            &now
+        ));
+    }
+
+    #[test]
     fn instance_and_volumes_carry_run_and_deadline() {
-        let tags = Tags::new("g5.xlarge", 60).expect("tags");
+        let tags = Tags::new("g5.xlarge", 60, false).expect("tags");
         let specifications = tags.specifications("ami-1");
         for resource in specifications.as_array().expect("two") {
             assert_eq!(value(resource, RUN), Some(&*tags.run));
