@@ -15,5 +15,7 @@ mod runner_hooks;
 mod scarce_resources;
 mod ssh;
 mod stopped_runs;
+mod terraform;
+mod validate_ami_aws;
 mod workflow_scripts;
 mod xtask;

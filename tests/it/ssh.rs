@@ -56,13 +56,13 @@ impl Drop for Folder {
 }
 
 /// An sshd of our own: own port, own host key, own authorized key, own known hosts.
-struct Server {
-    folder: Folder,
+pub(crate) struct Server {
+    pub(crate) folder: Folder,
     sshd: Child,
 }
 
 impl Server {
-    fn start() -> Server {
+    pub(crate) fn start() -> Server {
         assert!(
             Path::new(SSHD).exists(),
             "this test needs {SSHD}; install it (Debian and Ubuntu: apt-get install openssh-server)"
@@ -92,8 +92,8 @@ impl Server {
             std::fs::read_to_string(folder.path("host-key.pub")).expect("the host's public key");
         folder.write("known_hosts", &format!("[127.0.0.1]:{port} {host_key}"));
         let client_configuration = format!(
-            "Host gpu-under-test\nHostName 127.0.0.1\nPort {port}\nUser {}\nIdentityFile {}\nIdentitiesOnly yes\n\
-             IdentityAgent none\nBatchMode yes\nUserKnownHostsFile {}\nGlobalKnownHostsFile /dev/null\n",
+            "Host gpu-under-test i-*\nHostName 127.0.0.1\nPort {port}\nUser {}\nIdentityFile {}\nIdentitiesOnly yes\n\
+             IdentityAgent none\nBatchMode yes\nUserKnownHostsFile {}\nGlobalKnownHostsFile /dev/null\nProxyCommand none\n",
             user(),
             path("user-key"),
             path("known_hosts"),
@@ -245,12 +245,12 @@ fn user() -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("an address").port()
 }
 
-fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !happened() {
         assert!(Instant::now() < deadline, "waited 60 s for {what}");
@@ -265,7 +265,7 @@ fn line_after<'a>(text: &'a str, key: &str) -> &'a str {
 }
 
 /// Waits for SIGTERM, then behaves like the validator: reports, exit code 2.
-const UNTIL_TERMINATED: &str = "trap 'write_reports \"$@\"; echo stopped; exit 2' TERM; echo ready; while :; do sleep 0.1; done";
+pub(crate) const UNTIL_TERMINATED: &str = "trap 'write_reports \"$@\"; echo stopped; exit 2' TERM; echo ready; while :; do sleep 0.1; done";
 
 #[test]
 fn reports_and_exit_code_come_back_and_the_remote_folder_is_gone() {

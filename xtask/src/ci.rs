@@ -79,6 +79,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 deny.display()
             ),
         ),
+        step("terraform", "cargo xtask tf check"),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify --sbom"),
         step("fault-matrix", "cargo xtask fault-matrix"),

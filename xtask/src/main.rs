@@ -1,5 +1,14 @@
 //! `cargo xtask <task>`: everything a developer or an image builder runs.
 
+/// Tells the user something. Unlike `eprintln!` it does not panic when the terminal is gone: what was begun must still be
+/// brought to its end then.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod ci;
 mod codegen;
 mod debian_userland;
@@ -13,6 +22,7 @@ mod kernels;
 mod nvml_clients;
 mod sbom;
 mod simulate;
+mod tf;
 mod tools;
 mod validate_ami;
 mod workspace;
@@ -31,7 +41,7 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    ValidateAmi(validate_ami::Arguments),
+    ValidateAmi(Box<validate_ami::Arguments>),
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
     FaultMatrix(fault_matrix::Arguments),
@@ -45,6 +55,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    Tf(tf::Arguments),
     Tools(tools::Arguments),
 }
 
@@ -68,6 +79,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.task {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
+        Task::Tf(arguments) => return tf::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),

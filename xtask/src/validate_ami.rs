@@ -1,5 +1,6 @@
 //! `cargo xtask validate-ami`: runs the binary that ships on a machine and brings its reports back.
 
+mod aws;
 mod command;
 mod local;
 mod profile_files;
@@ -21,7 +22,9 @@ const EXAMPLES: &str = "\
 Examples:
   cargo xtask validate-ami
   cargo xtask validate-ami --target ssh://ubuntu@gpu-17 --sudo --profile manifests/profiles/p5.yaml
-  cargo xtask validate-ami --simulate p5.48xlarge --fault xid-79";
+  cargo xtask validate-ami --simulate p5.48xlarge --fault xid-79
+  cargo xtask validate-ami --ami ami-0123456789abcdef0 --instance-type g6.xlarge --profile manifests/profiles/g6.yaml
+  cargo xtask validate-ami --sweep";
 
 /// Judge a machine with the release binary: build it, run it there, bring the reports back
 ///
@@ -65,6 +68,8 @@ pub(crate) struct Arguments {
     /// Run this gpu-validator instead of building one: what `cargo xtask dist` made on another machine
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+    #[command(flatten)]
+    aws: aws::Options,
 }
 
 /// The user's own mistake, as opposed to trouble on the way.
@@ -86,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match validate(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say!("error: {error:#}");
             let bad_input = error.downcast_ref::<BadInput>().is_some();
             ExitCode::from(if bad_input {
                 EXIT_CODE_BAD_INPUT
@@ -99,6 +104,12 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
     check(arguments)?;
+    if arguments.aws.sweep {
+        return aws::sweep(&arguments.aws);
+    }
+    if let Some(ami) = &arguments.aws.ami {
+        return aws::validate(arguments, ami);
+    }
     let simulator = arguments
         .simulate
         .as_ref()
@@ -110,7 +121,7 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
     let reports = reports::Folder::create(arguments.out.as_deref())?;
     let node = prepare_node(simulator.as_ref(), arguments)?;
     if let Some(node) = &node {
-        eprintln!(
+        say!(
             "SIMULATED node {}: the verdict is not about this machine",
             node.scenario
         );
@@ -128,7 +139,7 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         Target::Local => local::run(&run, node.as_ref()),
         Target::Ssh(destination) => remote::run(&run, destination, arguments.ssh_config.as_deref()),
     };
-    conclude(ending, &reports, arguments)
+    conclude(ending, &reports, arguments, &arguments.target.to_string())
 }
 
 fn prepare_node(
@@ -152,9 +163,9 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
             "--simulate works on this machine only; leave --target out".to_owned()
         ));
     }
-    if !remote && arguments.ssh_config.is_some() {
+    if !remote && arguments.aws.ami.is_none() && arguments.ssh_config.is_some() {
         bail!(BadInput(
-            "--ssh-config is for --target ssh://… only".to_owned()
+            "--ssh-config is for --target ssh://… and --ami only".to_owned()
         ));
     }
     let files = [
@@ -183,11 +194,10 @@ fn binary(arguments: &Arguments) -> anyhow::Result<PathBuf> {
         return dist::build();
     };
     ensure!(
-        matches!(arguments.target, Target::Local),
-        "the portable binary for {} needs Python to build: {reason}",
-        arguments.target
+        arguments.aws.ami.is_none() && matches!(arguments.target, Target::Local),
+        "the portable binary for another machine needs Python to build: {reason}"
     );
-    eprintln!(
+    say!(
         "note: no portable binary without Python ({reason}); running this machine's native release build instead"
     );
     dist::build_native()
@@ -198,12 +208,13 @@ fn conclude(
     ending: anyhow::Result<Ending>,
     reports: &reports::Folder,
     arguments: &Arguments,
+    machine: &str,
 ) -> anyhow::Result<u8> {
     let written = reports.written();
     if written.is_empty() {
         reports.remove_if_empty();
     } else {
-        eprintln!(
+        say!(
             "reports: {} ({})",
             reports.path().display(),
             written.join(", ")
@@ -212,9 +223,8 @@ fn conclude(
     let code = ending?.exit_code()?;
     reports.back_up(code, arguments.simulate.is_some())?;
     if code == EXIT_CODE_NOT_JUDGED && arguments.simulate.is_none() && reports.found_no_gpu() {
-        let target = &arguments.target;
-        eprintln!(
-            "hint: no GPU was found on {target}, so nothing was judged there; to try gpu-validator without one: cargo xtask validate-ami --simulate p5.48xlarge (`cargo xtask simulate list` names all nodes)"
+        say!(
+            "hint: no GPU was found on {machine}, so nothing was judged there; to try gpu-validator without one: cargo xtask validate-ami --simulate p5.48xlarge (`cargo xtask simulate list` names all nodes)"
         );
     }
     Ok(code)

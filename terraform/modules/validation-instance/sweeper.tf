@@ -1,65 +1,6 @@
 # Ends what is past its deadline, whatever became of the process that launched it and of the instance's own timer (an AMI
 # that does not boot has none). A state machine of two calls needs no code to be deployed and no machine to run on.
 
-locals {
-  sweeper = {
-    Comment = "Terminates instances of cargo xtask validate-ami that are past their deadline"
-    StartAt = "FindInstances"
-    States = {
-      FindInstances = {
-        Type     = "Task"
-        Resource = "arn:${local.partition}:states:::aws-sdk:ec2:describeInstances"
-        Parameters = {
-          Filters = [
-            { Name = "tag-key", Values = [local.run_tag] },
-            { Name = "instance-state-name", Values = ["pending", "running", "stopping", "stopped"] },
-          ]
-        }
-        ResultSelector = { "instances.$" = "$.Reservations[*].Instances[*]" }
-        Retry          = [{ ErrorEquals = ["States.ALL"], IntervalSeconds = 5, MaxAttempts = 3, BackoffRate = 2 }]
-        Next           = "EachInstance"
-      }
-      EachInstance = {
-        Type      = "Map"
-        ItemsPath = "$.instances"
-        ItemSelector = {
-          "instance.$" = "$$.Map.Item.Value.InstanceId"
-          "deadline.$" = "$$.Map.Item.Value.Tags[?(@.Key=='${local.deadline_tag}')].Value"
-          "now.$"      = "$$.State.EnteredTime"
-        }
-        ItemProcessor = {
-          ProcessorConfig = { Mode = "INLINE" }
-          StartAt         = "IsBeforeDeadline"
-          States = {
-            # A deadline that is missing or cannot be read counts as passed: forgotten instances cost more than ended ones.
-            IsBeforeDeadline = {
-              Type = "Choice"
-              Choices = [{
-                And = [
-                  { Variable = "$.deadline[0]", IsPresent = true },
-                  { Variable = "$.deadline[0]", IsTimestamp = true },
-                  { Variable = "$.deadline[0]", TimestampGreaterThanPath = "$.now" },
-                ]
-                Next = "Keep"
-              }]
-              Default = "Terminate"
-            }
-            Keep = { Type = "Succeed" }
-            Terminate = {
-              Type       = "Task"
-              Resource   = "arn:${local.partition}:states:::aws-sdk:ec2:terminateInstances"
-              Parameters = { "InstanceIds.$" = "States.Array($.instance)" }
-              Retry      = [{ ErrorEquals = ["States.ALL"], IntervalSeconds = 5, MaxAttempts = 3, BackoffRate = 2 }]
-              End        = true
-            }
-          }
-        }
-        End = true
-      }
-    }
-  }
-}
-
 resource "aws_iam_role" "sweeper" {
   name                 = "gpu-bringup-${var.name}-sweeper"
   description          = "The state machine that ends instances past their deadline"
@@ -104,11 +45,15 @@ resource "aws_iam_role_policy" "sweeper" {
 }
 
 resource "aws_sfn_state_machine" "sweeper" {
-  name       = "gpu-bringup-${var.name}-sweeper"
-  role_arn   = aws_iam_role.sweeper.arn
-  type       = "STANDARD"
-  definition = jsonencode(local.sweeper)
-  tags       = var.tags
+  name     = "gpu-bringup-${var.name}-sweeper"
+  role_arn = aws_iam_role.sweeper.arn
+  type     = "STANDARD"
+  definition = templatefile("${path.module}/sweeper.asl.json", {
+    partition    = local.partition
+    run_tag      = local.run_tag
+    deadline_tag = local.deadline_tag
+  })
+  tags = var.tags
 }
 
 resource "aws_iam_role" "schedule" {
@@ -154,5 +99,9 @@ resource "aws_scheduler_schedule" "sweeper" {
   target {
     arn      = aws_sfn_state_machine.sweeper.arn
     role_arn = aws_iam_role.schedule.arn
+
+    # The scheduler puts the time in, in the form that `cargo xtask validate-ami` gives to the deadline. Not by jsonencode,
+    # which writes < and > as escapes that the scheduler would not find.
+    input = "{\"now\": \"<aws.scheduler.scheduled-time>\"}"
   }
 }

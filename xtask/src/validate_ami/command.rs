@@ -118,7 +118,7 @@ impl Streams {
     pub(crate) fn finish(self) {
         for thread in self.threads {
             if let Ok(Err(error)) = thread.join() {
-                eprintln!("warning: the validator's output was not kept whole: {error}");
+                say!("warning: the validator's output was not kept whole: {error}");
             }
         }
     }

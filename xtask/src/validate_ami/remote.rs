@@ -55,15 +55,15 @@ pub(crate) fn run(
     let ending = judge(&ssh, &keeper, run);
     let folder = keeper.folder.clone();
     if let Err(error) = keeper.finish(run.interrupts) {
-        eprintln!("warning: {error:#}");
-        eprintln!("{}", whether_gone(&ssh, &folder));
+        say!("warning: {error:#}");
+        say!("{}", whether_gone(&ssh, &folder));
     }
     ending
 }
 
 fn judge(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<Ending> {
     let size = std::fs::metadata(run.binary)?.len();
-    eprintln!(
+    say!(
         "copying gpu-validator ({}.{} MB) to {}:{}",
         size / 1_000_000,
         size % 1_000_000 / 100_000,

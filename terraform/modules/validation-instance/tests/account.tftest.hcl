@@ -127,6 +127,11 @@ run "the_sweeper_does_not_need_our_process" {
   }
 
   assert {
+    condition     = strcontains(aws_scheduler_schedule.sweeper.target[0].input, "<aws.scheduler.scheduled-time>")
+    error_message = "the scheduler does not find where the time goes"
+  }
+
+  assert {
     condition     = jsondecode(aws_sfn_state_machine.sweeper.definition).States.EachInstance.ItemProcessor.States.IsBeforeDeadline.Default == "Terminate"
     error_message = "an instance without a readable deadline lives for ever"
   }
