@@ -1,5 +1,6 @@
 //! `cargo xtask <task>`: everything a developer or an image builder runs.
 
+mod ami;
 mod ci;
 mod codegen;
 mod debian_userland;
@@ -7,10 +8,12 @@ mod dist;
 mod fault_matrix;
 mod fuzz;
 mod glibc_floor;
+mod images;
 mod interrupts;
 mod junit_readers;
 mod kernels;
 mod nvml_clients;
+mod packer;
 mod simulate;
 mod tools;
 mod validate_ami;
@@ -33,6 +36,8 @@ enum Task {
     ValidateAmi(validate_ami::Arguments),
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
+    Ami(ami::Arguments),
+    Images(images::Arguments),
     FaultMatrix(fault_matrix::Arguments),
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
@@ -67,6 +72,8 @@ fn main() -> ExitCode {
     let outcome = match command_line.task {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
+        Task::Ami(arguments) => return ami::run(&arguments),
+        Task::Images(arguments) => images::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
