@@ -36,6 +36,7 @@ build {
     script          = "${path.root}/provisioners/install-nvidia-driver-ubuntu.sh"
     execute_command = local.as_root
     environment_vars = [
+      "CUDA_KEYRING_SHA256=${lookup(local.cuda_keyring_sha256, source.name, "")}",
       "GPU_FAMILY=${var.gpu_family}",
       "NVIDIA_DRIVER_VERSION=${var.nvidia_driver_version}",
       "NVIDIA_KERNEL_MODULE=${local.kernel_module}",

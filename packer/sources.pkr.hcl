@@ -41,6 +41,12 @@ locals {
     "ubuntu2404-runner"  = "actions-runner.service"
   }
 
+  # NVIDIA's cuda-keyring_1.1-1_all.deb for each release of Ubuntu.
+  cuda_keyring_sha256 = {
+    "eks-gpu-ubuntu2204" = var.cuda_keyring_sha256 != "" ? var.cuda_keyring_sha256 : "d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df"
+    "ubuntu2404-runner"  = var.cuda_keyring_sha256 != "" ? var.cuda_keyring_sha256 : "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba"
+  }
+
   instance_type  = var.instance_type != "" ? var.instance_type : lookup(local.one_gpu_instance_type, var.gpu_family, local.instance_type_without_gpu)
   has_gpu        = can(regex("^(p[3-9]|g[4-9])[a-z0-9-]*\\.", local.instance_type))
   kernel_module  = var.nvidia_kernel_module != "" ? var.nvidia_kernel_module : local.usual_kernel_module[var.gpu_family]

@@ -98,6 +98,17 @@ variable "cuda_toolkit_version" {
   }
 }
 
+variable "cuda_keyring_sha256" {
+  type        = string
+  description = "SHA-256 of the package with the key of NVIDIA's repository for Ubuntu; empty takes the one that is known."
+  default     = ""
+
+  validation {
+    condition     = var.cuda_keyring_sha256 == "" || can(regex("^[0-9a-f]{64}$", var.cuda_keyring_sha256))
+    error_message = "The cuda_keyring_sha256 must be 64 hexadecimal digits, or empty."
+  }
+}
+
 variable "actions_runner_version" {
   type        = string
   description = "Version of the GitHub Actions runner of ubuntu2404-runner."

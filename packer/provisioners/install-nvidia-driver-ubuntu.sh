@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs NVIDIA's driver on Ubuntu for the running kernel, from NVIDIA's repository, and holds both at their versions.
 # Needs no GPU. GPU_FAMILY, NVIDIA_DRIVER_VERSION, NVIDIA_KERNEL_MODULE (open or proprietary), FABRIC_MANAGER (true or
-# false) and CUDA_TOOLKIT_VERSION (may be empty) come from the template.
+# false), CUDA_TOOLKIT_VERSION (may be empty) and CUDA_KEYRING_SHA256 come from the template.
 set -euo pipefail
 
-: "${GPU_FAMILY:?}" "${NVIDIA_DRIVER_VERSION:?}" "${NVIDIA_KERNEL_MODULE:?}" "${FABRIC_MANAGER:?}" "${CUDA_TOOLKIT_VERSION?}"
+: "${GPU_FAMILY:?}" "${NVIDIA_DRIVER_VERSION:?}" "${NVIDIA_KERNEL_MODULE:?}" "${FABRIC_MANAGER:?}" "${CUDA_TOOLKIT_VERSION?}" \
+  "${CUDA_KEYRING_SHA256:?}"
 
 export DEBIAN_FRONTEND=noninteractive
 running_kernel=$(uname --kernel-release)
@@ -17,9 +18,10 @@ apt_get() {
   apt-get --quiet --yes --option DPkg::Lock::Timeout=300 --no-install-recommends "$@"
 }
 
-# Its key is in the package, whose own integrity is that of the https connection: NVIDIA publishes no other way.
+# The key of the repository is in this package, whose checksum is known; apt verifies everything else by the key.
 repository=https://developer.download.nvidia.com/compute/cuda/repos/ubuntu$ubuntu_version/x86_64
 curl --proto '=https' --fail --silent --show-error --location --output /tmp/cuda-keyring.deb "$repository/cuda-keyring_1.1-1_all.deb"
+echo "$CUDA_KEYRING_SHA256  /tmp/cuda-keyring.deb" | sha256sum --check --quiet
 dpkg --install /tmp/cuda-keyring.deb
 rm /tmp/cuda-keyring.deb
 

@@ -14,6 +14,7 @@ mod junit_readers;
 mod kernels;
 mod nvml_clients;
 mod packer;
+mod runner_image;
 mod simulate;
 mod tools;
 mod validate_ami;
@@ -37,6 +38,7 @@ enum Task {
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
     Ami(ami::Arguments),
+    RunnerImage(runner_image::Arguments),
     Images(images::Arguments),
     FaultMatrix(fault_matrix::Arguments),
     Codegen(codegen::Arguments),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
         Task::Ami(arguments) => return ami::run(&arguments),
+        Task::RunnerImage(arguments) => runner_image::run(&arguments),
         Task::Images(arguments) => images::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),

@@ -8,11 +8,15 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::cloud::Cloud;
-use super::instance::{Instance, OperatingSystem};
+use super::instance::{self, Instance, OperatingSystem};
 use crate::ami::manifest;
-use crate::{dist, workspace};
+use crate::packer::Packer;
+use crate::workspace;
 
 const DRIVER_VERSION: &str = "580.95.05";
+/// Of the word that the simulated internet has in its place.
+const CUDA_KEYRING_SHA256: &str =
+    "bc4a71180870f7945155fbb02f4b0a2e3faa2a62d6d31b7039013055ed19869a";
 const RUNNER_VERSION: &str = "2.0.0";
 
 /// One build, and what must come of it.
@@ -74,20 +78,21 @@ const BAKES: [Bake; 7] = [
     broken("secret-left", "image_leftovers"),
 ];
 
-pub(super) fn check() -> anyhow::Result<()> {
-    let binary = dist::build()?;
-    let validator_folder = binary.parent().context("the binary lies in no folder")?;
+pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
     let folder = workspace::target().join("images/bakes");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder)?;
+    // What all builds share is made before they run beside one another.
+    Packer::install()?;
+    let userland = instance::userland()?;
     let cloud = Cloud::start(&folder)?;
     // A build mostly waits for its next connection, so all go on at the same time.
     let outcomes: Vec<anyhow::Result<()>> = std::thread::scope(|scope| {
         let builds: Vec<_> = BAKES
             .iter()
             .map(|bake| {
-                let (cloud, folder) = (&cloud, &folder);
-                scope.spawn(move || bake.run(cloud, folder, validator_folder))
+                let (cloud, folder, userland) = (&cloud, &folder, &userland);
+                scope.spawn(move || bake.run(cloud, folder, userland, validator_folder))
             })
             .collect();
         builds
@@ -122,7 +127,13 @@ impl Bake {
         parent.join(self.name())
     }
 
-    fn run(&self, cloud: &Cloud, parent: &Path, validator_folder: &Path) -> anyhow::Result<()> {
+    fn run(
+        &self,
+        cloud: &Cloud,
+        parent: &Path,
+        userland: &Path,
+        validator_folder: &Path,
+    ) -> anyhow::Result<()> {
         let folder = self.folder(parent);
         let downloads = folder.join("simulated/downloads");
         std::fs::create_dir_all(&downloads)?;
@@ -130,6 +141,7 @@ impl Bake {
         let instance = Instance::start(
             &folder,
             cloud,
+            userland,
             self.operating_system,
             DRIVER_VERSION,
             self.fault,
@@ -160,6 +172,7 @@ impl Bake {
             "gpu_family=g6".to_owned(),
             "instance_type=m7i.2xlarge".to_owned(),
             format!("nvidia_driver_version={DRIVER_VERSION}"),
+            format!("cuda_keyring_sha256={CUDA_KEYRING_SHA256}"),
             format!("actions_runner_version={RUNNER_VERSION}"),
             format!("actions_runner_sha256={runner_sha256}"),
             "ssh_host=127.0.0.1".to_owned(),

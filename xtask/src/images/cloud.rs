@@ -25,6 +25,7 @@ pub(super) struct Cloud {
 impl Cloud {
     pub(super) fn start(folder: &Path) -> anyhow::Result<Cloud> {
         let python = tools::MOTO.install()?.join("python3");
+        tools::AWS_CLI.install()?;
         let images = folder.join("source-images.json");
         std::fs::write(&images, source_images().to_string())?;
         let port = free_port()?;

@@ -69,6 +69,7 @@ impl Instance {
     pub(super) fn start(
         folder: &Path,
         cloud: &Cloud,
+        userland: &Path,
         operating_system: OperatingSystem,
         driver_version: &str,
         fault: &str,
@@ -86,7 +87,7 @@ impl Instance {
                 "--kill-child",
             ])
             .arg(workspace::root().join("tests/images/instance.sh"))
-            .args([&root, &userland()?, &simulated])
+            .args([&root, userland, &simulated])
             .stdout(Stdio::piped())
             .spawn()
             .context("unshare could not be started")?;
@@ -215,7 +216,8 @@ fn first_child(parent: u32) -> anyhow::Result<String> {
         .context("the simulated machine has no process")
 }
 
-fn userland() -> anyhow::Result<PathBuf> {
+/// The userland that every instance copies.
+pub(super) fn userland() -> anyhow::Result<PathBuf> {
     let shell = workspace::shell()?;
     debian_userland::bootstrap(&shell, "build-machine", "bookworm", USERLAND_PACKAGES)
 }
