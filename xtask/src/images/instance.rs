@@ -130,12 +130,13 @@ impl Instance {
         cmd!(shell, "ssh-keygen -q -t ed25519 -N '' -f {host_key}")
             .quiet()
             .run()?;
+        // bash takes a shell of level 2 for none that sshd started, and leaves this user's own start-up files alone.
         // Programs that sshd asks for keys must be root's, so Python is, and the script is its argument.
         let configuration = format!(
             "ListenAddress 127.0.0.1\nPort {}\nHostKey {}\nAuthorizedKeysFile none\n\
              AuthorizedKeysCommand /usr/bin/python3 -I {} {}/\nAuthorizedKeysCommandUser {}\nPidFile none\nUsePAM no\n\
              StrictModes no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\n\
-             ForceCommand {}\n",
+             SetEnv SHLVL=2\nForceCommand {}\n",
             self.port,
             host_key.display(),
             workspace::root()
