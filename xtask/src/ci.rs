@@ -82,6 +82,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
         step("terraform", "cargo xtask tf check"),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify --sbom"),
+        step("images", "cargo xtask images"),
         step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),
         step("nvml-clients", "cargo xtask nvml-clients"),

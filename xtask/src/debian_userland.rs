@@ -15,7 +15,7 @@ const EXIT_CODE_NOT_JUDGED: i32 = 2;
 /// Fails unless `binary` runs there to its end and writes a report.
 pub(crate) fn verify(binary: &Path) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
-    let root = bootstrap(&shell)?;
+    let root = bootstrap(&shell, "debian-11", SUITE, "libc6,libgcc-s1")?;
     shell.copy_file(binary, root.join("gpu-validator"))?;
     // A mapped user may chroot and mount /proc without being root outside.
     let mount_proc = format!("--mount-proc={}", root.join("proc").display());
@@ -71,21 +71,27 @@ pub(crate) fn verify(binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The userland's folder, made once.
-fn bootstrap(shell: &Shell) -> anyhow::Result<PathBuf> {
-    let root = workspace::tools().join("debian-11");
+/// The folder of a userland with these packages and what they need, unpacked and not configured; made once.
+pub(crate) fn bootstrap(
+    shell: &Shell,
+    name: &str,
+    suite: &str,
+    packages: &str,
+) -> anyhow::Result<PathBuf> {
+    let root = workspace::tools().join(name);
     let stamp = root.join("complete");
-    if stamp.exists() {
+    let wanted = format!("{suite} {packages}\n");
+    if std::fs::read_to_string(&stamp).is_ok_and(|made| made == wanted) {
         return Ok(root);
     }
     shell.remove_path(&root)?;
     shell.create_dir(&root)?;
-    let archive = workspace::tools().join("debian-11.tar");
-    eprintln!("making a Debian 11 userland in {}", root.display());
-    cmd!(shell, "mmdebstrap --quiet --variant=extract --include=libc6,libgcc-s1 {SUITE} {archive}")
+    let archive = workspace::tools().join(format!("{name}.tar"));
+    eprintln!("making a userland of Debian {suite} in {}", root.display());
+    cmd!(shell, "mmdebstrap --quiet --variant=extract --include={packages} {suite} {archive}")
         .quiet()
         .run()
-        .context("no Debian 11 userland; install mmdebstrap (Debian and Ubuntu: apt-get install mmdebstrap) and check that deb.debian.org answers")?;
+        .context("no userland of Debian; install mmdebstrap (Debian and Ubuntu: apt-get install mmdebstrap) and check that deb.debian.org answers")?;
     // Device nodes need root and nothing here opens them.
     cmd!(
         shell,
@@ -95,6 +101,6 @@ fn bootstrap(shell: &Shell) -> anyhow::Result<PathBuf> {
     .run()?;
     shell.remove_path(&archive)?;
     shell.create_dir(root.join("proc"))?;
-    shell.write_file(&stamp, "")?;
+    shell.write_file(&stamp, wanted)?;
     Ok(root)
 }

@@ -9,6 +9,7 @@ macro_rules! say {
     }};
 }
 
+mod ami;
 mod ci;
 mod codegen;
 mod debian_userland;
@@ -16,10 +17,13 @@ mod dist;
 mod fault_matrix;
 mod fuzz;
 mod glibc_floor;
+mod images;
 mod interrupts;
 mod junit_readers;
 mod kernels;
 mod nvml_clients;
+mod packer;
+mod runner_image;
 mod sbom;
 mod simulate;
 mod tf;
@@ -44,6 +48,9 @@ enum Task {
     ValidateAmi(Box<validate_ami::Arguments>),
     Dist(dist::Arguments),
     Simulate(simulate::Arguments),
+    Ami(ami::Arguments),
+    RunnerImage(runner_image::Arguments),
+    Images(images::Arguments),
     FaultMatrix(fault_matrix::Arguments),
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
@@ -80,6 +87,9 @@ fn main() -> ExitCode {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
         Task::Tf(arguments) => return tf::run(&arguments),
+        Task::Ami(arguments) => return ami::run(&arguments),
+        Task::RunnerImage(arguments) => runner_image::run(&arguments),
+        Task::Images(arguments) => images::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),

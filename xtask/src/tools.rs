@@ -168,6 +168,7 @@ pub(crate) const AWS_CLI: PythonTools = PythonTools {
     purpose: "talking to AWS",
     packages: &[
         "awscli==1.46.2",
+        "botocore==1.44.5",
         "colorama==0.4.6",
         "docutils==0.19",
         "jmespath==1.1.0",
@@ -175,6 +176,7 @@ pub(crate) const AWS_CLI: PythonTools = PythonTools {
         "python-dateutil==2.9.0.post0",
         "PyYAML==6.0.3",
         "rsa==4.7.2",
+        "s3transfer==0.19.3",
         "six==1.17.0",
         "urllib3==2.8.0",
     ],

@@ -48,11 +48,10 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .free_disk_minimum_percent
         .unwrap_or(FREE_MINIMUM_PERCENT);
     let percent = u128::from(disk.free_bytes) * 100 / u128::from(disk.total_bytes);
-    let gib = |bytes: u64| bytes >> 30;
     let seen = format!(
-        "{percent} % of the root file system are free ({} of {} GiB)",
-        gib(disk.free_bytes),
-        gib(disk.total_bytes)
+        "{percent} % of the root file system are free ({} of {} MiB)",
+        disk.free_bytes >> 20,
+        disk.total_bytes >> 20
     );
     if percent >= u128::from(minimum) {
         return Ok(Outcome::pass(seen));
@@ -87,7 +86,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "only 14 % of the root file system are free (14 of 100 GiB), at least 15 % are needed"
+            "only 14 % of the root file system are free (14336 of 102400 MiB), at least 15 % are needed"
         );
     }
 

@@ -25,7 +25,7 @@ pub(crate) enum ProfileCommand {
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Print a profile with what it extends, or one value of it
+    /// Print a profile with what it extends as JSON, or one value of it
     Show {
         #[arg(value_name = "FILE")]
         file: PathBuf,
@@ -93,7 +93,7 @@ fn show(file: &Path, key: Option<&str>) -> anyhow::Result<ExitStatus> {
     }
     let text = match value {
         serde_json::Value::String(text) => format!("{text}\n"),
-        value => serde_yaml::to_string(value).context("the value cannot be written")?,
+        value => format!("{value:#}\n"),
     };
     to_stdout(&text);
     Ok(ExitStatus::Passed)

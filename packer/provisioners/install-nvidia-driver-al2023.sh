@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs NVIDIA's driver on Amazon Linux 2023 for the running kernel, and holds both at their versions.
-# GPU_FAMILY, NVIDIA_DRIVER_VERSION, NVIDIA_KERNEL_MODULE (open or proprietary) and FABRIC_MANAGER (true or false) come
-# from the template.
+# Installs NVIDIA's driver on Amazon Linux 2023 for the running kernel, and holds both at their versions. Needs no GPU.
+# GPU_FAMILY, NVIDIA_DRIVER_VERSION, NVIDIA_KERNEL_MODULE (open or proprietary), FABRIC_MANAGER (true or false) and
+# CUDA_TOOLKIT_VERSION (may be empty) come from the template.
 set -euo pipefail
 
-: "${GPU_FAMILY:?}" "${NVIDIA_DRIVER_VERSION:?}" "${NVIDIA_KERNEL_MODULE:?}" "${FABRIC_MANAGER:?}"
+: "${GPU_FAMILY:?}" "${NVIDIA_DRIVER_VERSION:?}" "${NVIDIA_KERNEL_MODULE:?}" "${FABRIC_MANAGER:?}" "${CUDA_TOOLKIT_VERSION?}"
 
 running_kernel=$(uname --kernel-release)
 driver_branch=${NVIDIA_DRIVER_VERSION%%.*}
@@ -68,19 +68,25 @@ if [ "$NVIDIA_KERNEL_MODULE" = proprietary ]; then
 fi
 printf '%s\n' nvidia nvidia_uvm >/etc/modules-load.d/nvidia.conf
 
-# A module that is not built for this kernel, or that does not load, must end the build here and not at a node's boot.
+# A module that is not built for this kernel must end the build here and not at a node's boot.
 built_modules=$(dkms status -k "$running_kernel")
 if [[ "$built_modules" != *": installed"* ]]; then
   echo "dkms built no module for kernel $running_kernel: ${built_modules:-nothing is built}" >&2
   exit 1
 fi
-modprobe nvidia
-modprobe nvidia_uvm
 
-systemctl enable --now nvidia-persistenced.service
+systemctl enable nvidia-persistenced.service
 if [ "$FABRIC_MANAGER" = true ]; then
   systemctl enable nvidia-fabricmanager.service
-  # Sizes with a single GPU (p5.4xlarge) have no switches; what the service makes of that is for the validation to judge.
-  systemctl start nvidia-fabricmanager.service || systemctl --no-pager status nvidia-fabricmanager.service || true
 fi
-nvidia-smi
+
+if [ -n "$CUDA_TOOLKIT_VERSION" ]; then
+  # 12.8 is the package cuda-toolkit-12-8.
+  dnf --assumeyes install "cuda-toolkit-${CUDA_TOOLKIT_VERSION/./-}"
+  dnf versionlock add 'cuda-toolkit*'
+fi
+
+# For people who look at a node. It is in Amazon's supplementary packages, and no node is worse without it.
+if ! { dnf --assumeyes install spal-release && dnf --assumeyes install nvtop; }; then
+  echo "nvtop is not in the repositories of this release; the image goes without" >&2
+fi

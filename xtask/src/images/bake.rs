@@ -1,0 +1,343 @@
+//! Whole bakes: a healthy machine gives an image with its reports, a broken one gives reports and no image.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::cloud::Cloud;
+use super::instance::{self, Instance, OperatingSystem};
+use crate::ami::manifest;
+use crate::packer::Packer;
+use crate::workspace;
+
+const DRIVER_VERSION: &str = "580.95.05";
+/// Of the word that the simulated internet has in its place.
+const CUDA_KEYRING_SHA256: &str =
+    "bc4a71180870f7945155fbb02f4b0a2e3faa2a62d6d31b7039013055ed19869a";
+const RUNNER_VERSION: &str = "2.0.0";
+
+/// One build, and what must come of it.
+#[derive(Debug)]
+struct Bake {
+    template: &'static str,
+    operating_system: OperatingSystem,
+    /// One of tests/images/README.md; empty on a healthy machine.
+    fault: &'static str,
+    /// The check that must fail; `None` where an image must come of it.
+    fails: Option<&'static str>,
+    /// A call by which the driver's packages are held at their versions.
+    holds: &'static str,
+}
+
+const fn healthy(
+    template: &'static str,
+    operating_system: OperatingSystem,
+    holds: &'static str,
+) -> Bake {
+    Bake {
+        template,
+        operating_system,
+        fault: "",
+        fails: None,
+        holds,
+    }
+}
+
+const fn broken(fault: &'static str, check: &'static str) -> Bake {
+    Bake {
+        template: "eks-gpu-al2023",
+        operating_system: OperatingSystem::AmazonLinux2023,
+        fault,
+        fails: Some(check),
+        holds: "dnf versionlock add *nvidia*",
+    }
+}
+
+const BAKES: [Bake; 7] = [
+    healthy(
+        "eks-gpu-al2023",
+        OperatingSystem::AmazonLinux2023,
+        "dnf versionlock add *nvidia*",
+    ),
+    healthy(
+        "eks-gpu-ubuntu2204",
+        OperatingSystem::Ubuntu2204,
+        "apt-mark hold nvidia-utils-580",
+    ),
+    healthy(
+        "ubuntu2404-runner",
+        OperatingSystem::Ubuntu2404,
+        "apt-mark hold nvidia-utils-580",
+    ),
+    broken("kernel-without-modules", "image_kernel_modules"),
+    broken("library-of-another-version", "image_driver_components"),
+    broken("service-not-enabled", "image_services"),
+    broken("secret-left", "image_leftovers"),
+];
+
+pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
+    let folder = workspace::target().join("images/bakes");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder)?;
+    // What all builds share is made before they run beside one another.
+    Packer::install()?;
+    let userland = instance::userland()?;
+    let cloud = Cloud::start(&folder)?;
+    // A build mostly waits for its next connection, so all go on at the same time.
+    let outcomes: Vec<anyhow::Result<()>> = std::thread::scope(|scope| {
+        let builds: Vec<_> = BAKES
+            .iter()
+            .map(|bake| {
+                let (cloud, folder, userland) = (&cloud, &folder, &userland);
+                scope.spawn(move || bake.run(cloud, folder, userland, validator_folder))
+            })
+            .collect();
+        builds
+            .into_iter()
+            .map(|build| match build.join() {
+                Ok(outcome) => outcome,
+                Err(_) => Err(anyhow::anyhow!("a build's thread panicked")),
+            })
+            .collect()
+    });
+    outcomes.into_iter().collect::<anyhow::Result<Vec<()>>>()?;
+    check_cloud(&cloud)?;
+    let passed = &BAKES[0];
+    publish(&cloud, passed, &passed.folder(&folder))?;
+    let broken = BAKES.iter().filter(|it| it.fails.is_some()).count();
+    println!(
+        "bake: {} templates gave an image, {broken} broken machines gave reports and none",
+        BAKES.len() - broken
+    );
+    Ok(())
+}
+
+impl Bake {
+    fn name(&self) -> String {
+        match self.fault {
+            "" => self.template.to_owned(),
+            fault => format!("{}-{fault}", self.template),
+        }
+    }
+
+    fn folder(&self, parent: &Path) -> PathBuf {
+        parent.join(self.name())
+    }
+
+    fn run(
+        &self,
+        cloud: &Cloud,
+        parent: &Path,
+        userland: &Path,
+        validator_folder: &Path,
+    ) -> anyhow::Result<()> {
+        let folder = self.folder(parent);
+        let downloads = folder.join("simulated/downloads");
+        std::fs::create_dir_all(&downloads)?;
+        let runner_sha256 = runner_archive(&folder, &downloads)?;
+        let instance = Instance::start(
+            &folder,
+            cloud,
+            userland,
+            self.operating_system,
+            DRIVER_VERSION,
+            self.fault,
+        )
+        .with_context(|| self.name())?;
+        let code = self.build(cloud, &folder, validator_folder, &instance, &runner_sha256)?;
+        self.check(&folder, code, &instance)
+            .with_context(|| format!("{}; see {}", self.name(), folder.display()))
+    }
+
+    fn build(
+        &self,
+        cloud: &Cloud,
+        folder: &Path,
+        validator_folder: &Path,
+        instance: &Instance,
+        runner_sha256: &str,
+    ) -> anyhow::Result<Option<i32>> {
+        let mut command = Command::new(std::env::current_exe()?);
+        cloud.apply(&mut command)?;
+        command
+            .args(["ami", "build", self.template])
+            .arg("--validator-folder")
+            .arg(validator_folder)
+            .arg("--out")
+            .arg(folder.join("out"));
+        let variables = [
+            "gpu_family=g6".to_owned(),
+            "instance_type=m7i.2xlarge".to_owned(),
+            format!("nvidia_driver_version={DRIVER_VERSION}"),
+            format!("cuda_keyring_sha256={CUDA_KEYRING_SHA256}"),
+            format!("actions_runner_version={RUNNER_VERSION}"),
+            format!("actions_runner_sha256={runner_sha256}"),
+            "ssh_host=127.0.0.1".to_owned(),
+            format!("ssh_port={}", instance.port),
+            "ssh_from_cidrs=[\"127.0.0.1/32\"]".to_owned(),
+            format!("ssh_username={}", Instance::user()?),
+        ];
+        for variable in variables {
+            command.args(["--var", &variable]);
+        }
+        let log = std::fs::File::create(folder.join("build.log"))?;
+        let status = command
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .status()
+            .context("the build could not be started")?;
+        Ok(status.code())
+    }
+
+    fn check(&self, folder: &Path, code: Option<i32>, instance: &Instance) -> anyhow::Result<()> {
+        let expected = i32::from(self.fails.is_some());
+        ensure!(
+            code == Some(expected),
+            "the build ended with {code:?}, expected exit code {expected}; build.log says why"
+        );
+        let reports = folder.join("out").join(manifest::REPORTS);
+        let junit = std::fs::read_to_string(reports.join("image.junit.xml"))
+            .context("there is no JUnit report")?;
+        let report: Value =
+            serde_json::from_str(&std::fs::read_to_string(reports.join("image.json"))?)?;
+        let failed: BTreeSet<&str> = report["findings"]
+            .as_array()
+            .context("the report has no findings")?
+            .iter()
+            .filter(|it| it["verdict"] != "pass" && it["verdict"] != "skip")
+            .filter_map(|it| it["check"].as_str())
+            .collect();
+        ensure!(
+            failed == self.fails.into_iter().collect(),
+            "the report objects by {failed:?}, expected {:?}",
+            self.fails
+        );
+        ensure!(
+            junit.contains("<failure") == self.fails.is_some(),
+            "the JUnit report does not say the same as the other"
+        );
+        ensure!(
+            folder.join("out").join(manifest::NAME).exists() == self.fails.is_none(),
+            "{} must be there for an image, and for nothing else",
+            manifest::NAME
+        );
+        let calls = instance.read("/simulated/calls")?;
+        ensure!(
+            calls.lines().any(|call| call.contains(self.holds)),
+            "the driver's packages are not held: no call `{}`",
+            self.holds
+        );
+        Ok(())
+    }
+}
+
+/// What the simulated internet has for the runner; its checksum.
+fn runner_archive(folder: &Path, downloads: &Path) -> anyhow::Result<String> {
+    use xshell::cmd;
+    let shell = workspace::shell()?;
+    let runner = folder.join("runner");
+    shell.create_dir(runner.join("bin"))?;
+    for name in ["run.sh", "config.sh", "bin/installdependencies.sh"] {
+        shell.write_file(runner.join(name), "#!/bin/sh\n")?;
+    }
+    cmd!(shell, "chmod --recursive +x {runner}").quiet().run()?;
+    let archive = downloads.join(format!("actions-runner-linux-x64-{RUNNER_VERSION}.tar.gz"));
+    cmd!(
+        shell,
+        "tar --create --gzip --file {archive} --directory {runner} ."
+    )
+    .quiet()
+    .run()?;
+    let line = cmd!(shell, "sha256sum {archive}").quiet().read()?;
+    let sum = line
+        .split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    Ok(sum)
+}
+
+/// Every build instance is gone, and every image is one that passed.
+fn check_cloud(cloud: &Cloud) -> anyhow::Result<()> {
+    let states = cloud.ask(&[
+        "ec2",
+        "describe-instances",
+        "--query",
+        "Reservations[].Instances[].State.Name",
+    ])?;
+    let states = states.as_array().context("no instances were told")?;
+    ensure!(
+        states.len() == BAKES.len() && states.iter().all(|it| it == "terminated"),
+        "the build instances are {states:?}, expected {} that are terminated",
+        BAKES.len()
+    );
+    let images = cloud.ask(&["ec2", "describe-images", "--owners", "self"])?;
+    let images = images["Images"].as_array().context("no images were told")?;
+    let passing = BAKES.iter().filter(|it| it.fails.is_none()).count();
+    ensure!(
+        images.len() == passing,
+        "there are {} images, expected {passing}",
+        images.len()
+    );
+    for image in images {
+        let tag = |key: &str| {
+            let tags = image["Tags"].as_array().into_iter().flatten();
+            tags.filter(|it| it["Key"] == format!("gpu-bringup.dev/{key}"))
+                .find_map(|it| it["Value"].as_str())
+                .unwrap_or("none")
+        };
+        ensure!(
+            tag("verdict") == "pass"
+                && tag("nvidia-driver") == DRIVER_VERSION
+                && tag("cuda-toolkit") == "none"
+                && tag("gpu-validator") == env!("CARGO_PKG_VERSION")
+                // The newest of the source images, by their names' dates.
+                && tag("source-image").ends_with("20261101"),
+            "the tags of {} are {}",
+            image["Name"],
+            image["Tags"]
+        );
+    }
+    Ok(())
+}
+
+/// An image is shared and told by its parameter; one whose report was changed afterwards is not.
+fn publish(cloud: &Cloud, bake: &Bake, folder: &Path) -> anyhow::Result<()> {
+    const ACCOUNT: &str = "210987654321";
+    let manifest = folder.join("out").join(manifest::NAME);
+    let publish = || -> anyhow::Result<bool> {
+        let mut command = Command::new(std::env::current_exe()?);
+        cloud.apply(&mut command)?;
+        let output = command
+            .args(["ami", "publish", bake.template, "--share-with", ACCOUNT])
+            .arg("--manifest")
+            .arg(&manifest)
+            .output()?;
+        std::fs::write(folder.join("publish.log"), &output.stderr)?;
+        Ok(output.status.success())
+    };
+    ensure!(publish()?, "the image is not published; see publish.log");
+    let parameter = format!("/gpu-bringup/ami/{}/g6", bake.template);
+    let told = cloud.ask(&["ssm", "get-parameter", "--name", &parameter])?;
+    let image: Value = serde_json::from_str(&std::fs::read_to_string(&manifest)?)?;
+    ensure!(
+        told["Parameter"]["Value"] == image["ami"],
+        "{parameter} is {}, expected {}",
+        told["Parameter"]["Value"],
+        image["ami"]
+    );
+    let junit = folder
+        .join("out")
+        .join(manifest::REPORTS)
+        .join("image.junit.xml");
+    let text = std::fs::read_to_string(&junit)?;
+    std::fs::write(&junit, format!("{text}\n"))?;
+    ensure!(
+        !publish()?,
+        "an image is published although its report was changed"
+    );
+    Ok(())
+}
