@@ -5,10 +5,12 @@ mod codegen;
 mod debian_userland;
 mod dist;
 mod fault_matrix;
+mod fleet;
 mod fuzz;
 mod glibc_floor;
 mod interrupts;
 mod junit_readers;
+mod k8s;
 mod kernels;
 mod nvml_clients;
 mod simulate;
@@ -39,6 +41,8 @@ enum Task {
     JunitReaders(junit_readers::Arguments),
     NvmlClients(nvml_clients::Arguments),
     Fuzz(fuzz::Arguments),
+    K8s(k8s::Arguments),
+    Fleet(fleet::Arguments),
     /// Build the GPU kernels to PTX and cubins
     Kernels {
         #[arg(long)]
@@ -67,6 +71,8 @@ fn main() -> ExitCode {
     let outcome = match command_line.task {
         Task::ValidateAmi(arguments) => return validate_ami::run(&arguments),
         Task::Simulate(arguments) => return simulate::run(&arguments),
+        Task::K8s(arguments) => return code_or_bad_input(k8s::run(&arguments)),
+        Task::Fleet(arguments) => return code_or_bad_input(fleet::run(&arguments)),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
@@ -84,6 +90,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// For tasks whose exit code 1 is a verdict.
+fn code_or_bad_input(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(EXIT_CODE_BAD_INPUT)
+    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod json;
 mod junit;
 mod machine;
 mod markdown;
+mod measurements;
 mod metrics;
 #[cfg(test)]
 mod sample;
