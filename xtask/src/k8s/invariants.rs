@@ -25,16 +25,6 @@ const HOST_PATHS: &[(&str, &str, bool)] = &[
     ),
     ("gpu-validator-health", "/var/lib/gpu-bringup", true),
     (
-        "gpu-validator-health",
-        "/var/lib/kubelet/device-plugins",
-        false,
-    ),
-    (
-        "gpu-validator-health",
-        "/var/lib/kubelet/pod-resources",
-        false,
-    ),
-    (
         "gpu-feature-discovery",
         "/etc/kubernetes/node-feature-discovery/features.d",
         true,
@@ -163,7 +153,7 @@ fn check_container(owner: &str, container: &Value) -> anyhow::Result<()> {
 fn check_namespaces(manifests: &Manifests) -> anyhow::Result<()> {
     for (name, level) in [
         ("gpu-bringup-system", "privileged"),
-        ("gpu-bringup-jobs", "restricted"),
+        ("gpu-bringup", "restricted"),
     ] {
         let labels = &manifests.object("Namespace", name)?["metadata"]["labels"];
         ensure!(

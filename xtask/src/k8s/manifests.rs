@@ -111,7 +111,7 @@ impl Manifests {
         Self::parse(text + "\n")
     }
 
-    fn parse(text: String) -> anyhow::Result<Manifests> {
+    pub(super) fn parse(text: String) -> anyhow::Result<Manifests> {
         let mut objects = Vec::new();
         for document in serde_yaml::Deserializer::from_str(&text) {
             objects.push(Value::deserialize(document).context("kustomize wrote bad YAML")?);

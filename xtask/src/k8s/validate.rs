@@ -13,7 +13,7 @@ use super::manifests::{Manifests, Overlay};
 use crate::fleet;
 use crate::workspace;
 
-const NAMESPACE: &str = "gpu-bringup-jobs";
+const NAMESPACE: &str = "gpu-bringup";
 const GPU: &str = "nvidia.com/gpu";
 /// How often the job is looked at.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
