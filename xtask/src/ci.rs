@@ -79,6 +79,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 deny.display()
             ),
         ),
+        step("manifests", "cargo xtask k8s check"),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify"),
         step("fault-matrix", "cargo xtask fault-matrix"),

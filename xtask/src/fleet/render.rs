@@ -1,5 +1,6 @@
 //! The fleet's report in each format. Pure.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 
 use maud::{DOCTYPE, html as markup};
@@ -59,7 +60,8 @@ pub(super) fn markdown(fleet: &Fleet) -> String {
     if !fleet.compared.is_empty() {
         text.push_str("\n## What is usual\n\n| model | measurement | GPUs | median | deviation | outliers |\n|---|---|---:|---:|---:|---:|\n");
         for it in &fleet.compared {
-            text.push_str(&format!(
+            let _ = write!(
+                text,
                 "| {} | {} | {} | {} | {} | {} |\n",
                 cell(&it.model),
                 cell(&it.measurement),
@@ -67,7 +69,7 @@ pub(super) fn markdown(fleet: &Fleet) -> String {
                 number(it.usual.median),
                 number(it.usual.deviation),
                 it.outliers.len()
-            ));
+            );
         }
     }
     text
@@ -78,16 +80,17 @@ fn section(text: &mut String, title: &str, lines: impl Iterator<Item = String>) 
     if lines.is_empty() {
         return;
     }
-    text.push_str(&format!("\n## {title}\n\n"));
+    let _ = write!(text, "\n## {title}\n\n");
     for line in lines.iter().take(LINES_MAXIMUM) {
         text.push_str(line);
         text.push('\n');
     }
     if lines.len() > LINES_MAXIMUM {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "- … and {} lines more, in the JSON report\n",
             lines.len() - LINES_MAXIMUM
-        ));
+        );
     }
 }
 
@@ -123,12 +126,13 @@ fn totals(fleet: &Fleet) -> String {
         fleet.outliers().count(),
     );
     if fleet.simulated() > 0 {
-        text.push_str(&format!("; {} of the nodes SIMULATED", fleet.simulated()));
+        let _ = write!(text, "; {} of the nodes SIMULATED", fleet.simulated());
     }
     if fleet.compared.is_empty() {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "; nothing was compared: no model has {VALUES_MINIMUM} GPUs with measurements"
-        ));
+        );
     }
     text
 }

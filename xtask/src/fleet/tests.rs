@@ -258,7 +258,7 @@ fn whatever_a_report_holds_the_fleets_is_well_formed() {
     loop {
         match reader.read_event().expect("well-formed") {
             quick_xml::events::Event::Start(element) if element.name().as_ref() == b"testcase" => {
-                cases += 1
+                cases += 1;
             }
             quick_xml::events::Event::Eof => break,
             _ => {}
@@ -267,7 +267,7 @@ fn whatever_a_report_holds_the_fleets_is_well_formed() {
     assert_eq!(cases, 2 + fleet.compared.len());
     assert!(!junit.contains(['\u{1b}', '\u{1}', '\u{0}']), "{junit}");
     assert!(!render::html(&fleet).contains("<script>"));
-    assert!(!render::markdown(&fleet).contains("\u{1b}"));
+    assert!(!render::markdown(&fleet).contains('\u{1b}'));
     let parsed: Value = serde_json::from_str(&render::json(&fleet)).expect("JSON");
     assert_eq!(parsed["totals"]["fail"], 1);
 }

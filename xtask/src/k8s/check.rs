@@ -95,7 +95,7 @@ fn misspelt(file: &Path) -> anyhow::Result<PathBuf> {
         "{} has no restartPolicy to misspell",
         file.display()
     );
-    let copy = file.with_extension("misspelt");
+    let copy = workspace::target().join("kubernetes/misspelt.yaml");
     std::fs::write(&copy, wrong)?;
     Ok(copy)
 }
@@ -281,6 +281,26 @@ subjects: [{kind: ServiceAccount, name: other}]
         assert_eq!(
             granted,
             ["get nodes", "patch nodes", "list daemonsets.apps"]
+        );
+    }
+
+    #[test]
+    fn one_right_too_many_or_too_few_is_named() {
+        let role = |verbs: &[&str]| {
+            rights(&json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": verbs}]}))
+        };
+        compare(&role(&["get"]), &role(&["get"])).expect("the same");
+        let few = compare(&role(&["get", "patch"]), &role(&["get"])).expect_err("too few");
+        assert!(
+            few.to_string()
+                .ends_with("what the code asks for: patch nodes"),
+            "{few}"
+        );
+        let many = compare(&role(&["get"]), &role(&["get", "delete"])).expect_err("too many");
+        assert!(
+            many.to_string()
+                .ends_with("what no code asks for: delete nodes"),
+            "{many}"
         );
     }
 }

@@ -1,6 +1,7 @@
 //! The manifests as kustomize builds them.
 
 use std::fmt;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -90,11 +91,11 @@ impl Manifests {
         let mut text =
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
                 .to_owned();
-        text.push_str(&format!("  - {relative}/overlays/{overlay}\n"));
+        let _ = write!(text, "  - {relative}/overlays/{overlay}\n");
         for job in jobs {
-            text.push_str(&format!("  - {relative}/jobs/{job}\n"));
+            let _ = write!(text, "  - {relative}/jobs/{job}\n");
         }
-        text.push_str(&format!("components:\n  - {relative}/images\n"));
+        let _ = write!(text, "components:\n  - {relative}/images\n");
         shell.write_file(composed.join("kustomization.yaml"), text)?;
         let built = Self::build(&composed);
         shell.remove_path(&composed)?;

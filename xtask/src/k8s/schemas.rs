@@ -55,9 +55,32 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
         std::fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))?;
     for entry in entries {
         let entry = entry?;
-        let schema = std::fs::read_to_string(entry.path())?;
-        let schema = schema.replace(REFERENCE_OF_THE_PACKAGE, "\"_definitions.json#");
-        std::fs::write(to.join(entry.file_name()), schema)?;
+        let name = entry.file_name();
+        let schema = relocated(&std::fs::read_to_string(entry.path())?)
+            .with_context(|| format!("{} is no JSON", entry.path().display()))?;
+        std::fs::write(to.join(name), schema)?;
     }
     Ok(())
+}
+
+/// A schema that finds its definitions in the file beside it: its name on the web would send a reader there.
+fn relocated(schema: &str) -> serde_json::Result<String> {
+    let schema = schema.replace(REFERENCE_OF_THE_PACKAGE, "\"_definitions.json#");
+    let mut schema: serde_json::Value = serde_json::from_str(&schema)?;
+    if let Some(schema) = schema.as_object_mut() {
+        schema.remove("$id");
+    }
+    Ok(schema.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn references_stay_in_the_folder() {
+        let schema = r#"{"$id": "https://kubernetes.io/api/x", "a": {"$ref": "/api/_definitions.json#/$defs/y"}}"#;
+        assert_eq!(
+            super::relocated(schema).expect("JSON"),
+            r#"{"a":{"$ref":"_definitions.json#/$defs/y"}}"#
+        );
+    }
 }
