@@ -1,6 +1,7 @@
 //! `cargo xtask k8s`: the manifests of `manifests/kubernetes` checked, compared, applied, and a validation started with them.
 
 mod check;
+mod e2e;
 mod invariants;
 pub(crate) mod kubectl;
 pub(crate) mod manifests;
@@ -36,6 +37,7 @@ enum Task {
     /// Check every overlay against the schemas of each Kubernetes version, security policies and the validator's own list
     /// of rights; needs no cluster
     Check,
+    E2e(e2e::Arguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,6 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Task::Apply(arguments) => apply(arguments),
         Task::Delete(arguments) => delete(arguments),
         Task::Check => check::run(),
+        Task::E2e(arguments) => e2e::run(arguments),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

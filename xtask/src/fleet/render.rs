@@ -60,9 +60,9 @@ pub(super) fn markdown(fleet: &Fleet) -> String {
     if !fleet.compared.is_empty() {
         text.push_str("\n## What is usual\n\n| model | measurement | GPUs | median | deviation | outliers |\n|---|---|---:|---:|---:|---:|\n");
         for it in &fleet.compared {
-            let _ = write!(
+            let _ = writeln!(
                 text,
-                "| {} | {} | {} | {} | {} | {} |\n",
+                "| {} | {} | {} | {} | {} | {} |",
                 cell(&it.model),
                 cell(&it.measurement),
                 it.usual.count,
@@ -80,15 +80,15 @@ fn section(text: &mut String, title: &str, lines: impl Iterator<Item = String>) 
     if lines.is_empty() {
         return;
     }
-    let _ = write!(text, "\n## {title}\n\n");
+    let _ = writeln!(text, "\n## {title}\n");
     for line in lines.iter().take(LINES_MAXIMUM) {
         text.push_str(line);
         text.push('\n');
     }
     if lines.len() > LINES_MAXIMUM {
-        let _ = write!(
+        let _ = writeln!(
             text,
-            "- … and {} lines more, in the JSON report\n",
+            "- … and {} lines more, in the JSON report",
             lines.len() - LINES_MAXIMUM
         );
     }

@@ -123,7 +123,7 @@ const GATE: &str = "gpu-validator-gate";
 const PURPOSES: [&str; 2] = ["gate", "checks"];
 
 /// What the code asks for, by its own word.
-fn asked(shell: &Shell) -> anyhow::Result<BTreeSet<Right>> {
+pub(super) fn asked(shell: &Shell) -> anyhow::Result<BTreeSet<Right>> {
     let cargo = workspace::cargo();
     let mut asked = BTreeSet::new();
     for purpose in PURPOSES {
@@ -170,10 +170,10 @@ fn in_words<'a>(rights: impl Iterator<Item = &'a Right>) -> String {
 
 /// A verb on a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Right {
-    group: String,
-    resource: String,
-    verb: String,
+pub(super) struct Right {
+    pub(super) group: String,
+    pub(super) resource: String,
+    pub(super) verb: String,
 }
 
 impl std::fmt::Display for Right {

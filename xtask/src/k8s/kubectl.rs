@@ -32,6 +32,11 @@ impl Kubectl {
         }
     }
 
+    /// This kubectl, with these options before every command.
+    pub(crate) fn with(program: PathBuf, options: Vec<String>) -> Kubectl {
+        Kubectl { program, options }
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.options).args(arguments);
@@ -44,7 +49,7 @@ impl Kubectl {
         if output.status.success() {
             return Ok(());
         }
-        Err(self.failure(arguments, &output))
+        Err(failure(arguments, &output))
     }
 
     /// Runs a command and reads the JSON that it prints.
@@ -58,9 +63,18 @@ impl Kubectl {
     pub(crate) fn text(&self, arguments: &[&str], input: &str) -> anyhow::Result<String> {
         let output = self.output(arguments, input, Stdio::piped())?;
         if !output.status.success() {
-            return Err(self.failure(arguments, &output));
+            return Err(failure(arguments, &output));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What is said against a command; `None` where it succeeds.
+    pub(crate) fn refusal(&self, arguments: &[&str]) -> Option<String> {
+        match self.output(arguments, "", Stdio::null()) {
+            Ok(output) if output.status.success() => None,
+            Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
+            Err(error) => Some(format!("{error:#}")),
+        }
     }
 
     /// Whether the cluster is otherwise than `manifests` say; the differences are shown.
@@ -77,7 +91,7 @@ impl Kubectl {
         match output.status.code() {
             Some(0) => Ok(false),
             Some(1) if output.stderr.is_empty() => Ok(true),
-            _ => Err(self.failure(&arguments, &output)),
+            _ => Err(failure(&arguments, &output)),
         }
     }
 
@@ -100,15 +114,15 @@ impl Kubectl {
             child.wait_with_output().context("kubectl was lost")
         })
     }
+}
 
-    fn failure(&self, arguments: &[&str], output: &Output) -> anyhow::Error {
-        let said = String::from_utf8_lossy(&output.stderr);
-        eprint!("{said}");
-        let what = arguments.first().copied().unwrap_or_default();
-        match meaning(&said) {
-            Some(meaning) => anyhow::anyhow!("kubectl {what} failed: {meaning}"),
-            None => anyhow::anyhow!("kubectl {what} failed: {}", last_line(&output.stderr)),
-        }
+fn failure(arguments: &[&str], output: &Output) -> anyhow::Error {
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
+    let what = arguments.first().copied().unwrap_or_default();
+    match meaning(&said) {
+        Some(meaning) => anyhow::anyhow!("kubectl {what} failed: {meaning}"),
+        None => anyhow::anyhow!("kubectl {what} failed: {}", last_line(&output.stderr)),
     }
 }
 

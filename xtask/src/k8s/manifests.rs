@@ -91,11 +91,11 @@ impl Manifests {
         let mut text =
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
                 .to_owned();
-        let _ = write!(text, "  - {relative}/overlays/{overlay}\n");
+        let _ = writeln!(text, "  - {relative}/overlays/{overlay}");
         for job in jobs {
-            let _ = write!(text, "  - {relative}/jobs/{job}\n");
+            let _ = writeln!(text, "  - {relative}/jobs/{job}");
         }
-        let _ = write!(text, "components:\n  - {relative}/images\n");
+        let _ = writeln!(text, "components:\n  - {relative}/images");
         shell.write_file(composed.join("kustomization.yaml"), text)?;
         let built = Self::build(&composed);
         shell.remove_path(&composed)?;

@@ -1,5 +1,6 @@
 //! Pinned tools that are Go modules, built from the module proxy with a pinned Go.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -190,6 +191,10 @@ impl GoTool {
         }
         let source = answer["Dir"].as_str().context("go named no folder")?;
         let (package, flags) = (self.package, self.linker_flags);
+        let staged = staged_modules(&std::fs::read_to_string(Path::new(source).join("go.mod"))?);
+        if !staged.is_empty() {
+            return self.build_beside(shell, go, program, &staged);
+        }
         let _read_only = shell.push_env("GOFLAGS", "-mod=readonly");
         cmd!(
             shell,
@@ -198,5 +203,52 @@ impl GoTool {
         .quiet()
         .run()?;
         Ok(())
+    }
+
+    /// Builds from a module of our own that requires this one. Kubernetes replaces its libraries by folders that the module
+    /// proxy serves as modules of their own, v0.34.4 for v1.34.4.
+    fn build_beside(
+        &self,
+        shell: &Shell,
+        go: &Path,
+        program: &Path,
+        staged: &[String],
+    ) -> anyhow::Result<()> {
+        let (module, version, flags) = (self.module, self.version, self.linker_flags);
+        let of_libraries = version.replacen("v1.", "v0.", 1);
+        let mut file = format!("module build\n\nrequire {module} {version}\n\nreplace (\n");
+        for library in staged {
+            let _ = writeln!(file, "\t{library} => {library} {of_libraries}");
+        }
+        file.push_str(")\n");
+        let folder = shell.create_temp_dir()?;
+        shell.write_file(folder.path().join("go.mod"), file)?;
+        let package = format!("{module}/{}", self.package.trim_start_matches("./"));
+        let folder = folder.path();
+        cmd!(
+            shell,
+            "{go} build -C {folder} -trimpath -ldflags {flags} -o {program} {package}"
+        )
+        .quiet()
+        .run()?;
+        Ok(())
+    }
+}
+
+/// Modules that a `go.mod` replaces by folders of its repository, which the module's archive leaves out.
+fn staged_modules(go_mod: &str) -> Vec<String> {
+    go_mod
+        .lines()
+        .filter_map(|line| line.trim().split_once(" => ./staging/"))
+        .map(|(module, _)| module.trim_start_matches("replace ").to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn staged_modules_are_those_of_kubernetes() {
+        let go_mod = "module x\n\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n\texample.com/y => example.com/z v1\n)\n";
+        assert_eq!(super::staged_modules(go_mod), ["k8s.io/api"]);
     }
 }
