@@ -13,6 +13,7 @@ mod junit_readers;
 mod k8s;
 mod kernels;
 mod nvml_clients;
+mod runners;
 mod simulate;
 mod tools;
 mod validate_ami;
@@ -42,6 +43,7 @@ enum Task {
     NvmlClients(nvml_clients::Arguments),
     Fuzz(fuzz::Arguments),
     K8s(k8s::Arguments),
+    Runners(runners::Arguments),
     Fleet(fleet::Arguments),
     /// Build the GPU kernels to PTX and cubins
     Kernels {
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Task::Simulate(arguments) => return simulate::run(&arguments),
         Task::K8s(arguments) => return code_or_bad_input(k8s::run(&arguments)),
         Task::Fleet(arguments) => return code_or_bad_input(fleet::run(&arguments)),
+        Task::Runners(arguments) => runners::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),

@@ -10,6 +10,7 @@ use xshell::{Shell, cmd};
 use super::invariants;
 use super::manifests::{self, Manifests, Overlay};
 use super::schemas;
+use crate::runners;
 use crate::tools::CHECKOV;
 use crate::tools::go::KUBECONFORM;
 use crate::workspace;
@@ -34,6 +35,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
         files.push(file);
         granted.push((overlay, self::granted(&manifests, GATE)));
     }
+    for overlay in Overlay::all()? {
+        // Kept apart from what the policies look at: a runner is a machine for others' jobs, and writes to its root.
+        let file = workspace::target().join(format!("kubernetes/runners-{overlay}.yaml"));
+        let objects = runners::checked_objects(&shell, &overlay)?;
+        let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
+        shell.write_file(&file, documents.join("\n---\n"))?;
+        files.push(file);
+    }
+    files.push(manifests::folder().join("runners/prerequisites.yaml"));
     conform(&shell, &files)?;
     policies(&shell, &built)?;
     let asked = asked(&shell)?;

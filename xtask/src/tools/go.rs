@@ -191,9 +191,9 @@ impl GoTool {
         }
         let source = answer["Dir"].as_str().context("go named no folder")?;
         let (package, flags) = (self.package, self.linker_flags);
-        let staged = staged_modules(&std::fs::read_to_string(Path::new(source).join("go.mod"))?);
-        if !staged.is_empty() {
-            return self.build_beside(shell, go, program, &staged);
+        let go_mod = std::fs::read_to_string(Path::new(source).join("go.mod"))?;
+        if !staged_modules(&go_mod).is_empty() {
+            return self.build_beside(shell, go, program, &go_mod);
         }
         let _read_only = shell.push_env("GOFLAGS", "-mod=readonly");
         cmd!(
@@ -212,12 +212,18 @@ impl GoTool {
         shell: &Shell,
         go: &Path,
         program: &Path,
-        staged: &[String],
+        go_mod: &str,
     ) -> anyhow::Result<()> {
         let (module, version, flags) = (self.module, self.version, self.linker_flags);
         let of_libraries = version.replacen("v1.", "v0.", 1);
-        let mut file = format!("module build\n\nrequire {module} {version}\n\nreplace (\n");
-        for library in staged {
+        // The version of the language, and what it means for modules, stay the module's own.
+        let is_language = |line: &&str| line.starts_with("go ") || line.starts_with("godebug ");
+        let language: Vec<&str> = go_mod.lines().filter(is_language).collect();
+        let mut file = format!(
+            "module build\n\n{}\n\nrequire {module} {version}\n\nreplace (\n",
+            language.join("\n")
+        );
+        for library in staged_modules(go_mod) {
             let _ = writeln!(file, "\t{library} => {library} {of_libraries}");
         }
         file.push_str(")\n");
