@@ -79,7 +79,13 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 deny.display()
             ),
         ),
-        step("manifests", "cargo xtask k8s check"),
+        step(
+            "manifests",
+            &format!(
+                "cargo xtask k8s check && cargo xtask tools linters && {}/hadolint manifests/kubernetes/Dockerfile",
+                linters.display()
+            ),
+        ),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify"),
         step("fault-matrix", "cargo xtask fault-matrix"),

@@ -105,10 +105,27 @@ fn code_or_bad_input(outcome: anyhow::Result<ExitCode>) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     #[test]
     fn the_command_line_is_consistent() {
         super::CommandLine::command().debug_assert();
+    }
+
+    /// Every `cargo xtask` in the guide to Kubernetes is one that this task takes.
+    #[test]
+    fn the_guides_commands_are_understood() {
+        let guide = include_str!("../../docs/kubernetes.md");
+        let commands: Vec<&str> = guide
+            .lines()
+            .filter_map(|line| line.strip_prefix("cargo xtask "))
+            .collect();
+        assert!(commands.len() >= 12, "{commands:?}");
+        for command in commands {
+            let words = ["xtask"].into_iter().chain(command.split_whitespace());
+            if let Err(error) = super::CommandLine::try_parse_from(words) {
+                panic!("cargo xtask {command}: {error}");
+            }
+        }
     }
 }

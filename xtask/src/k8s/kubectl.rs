@@ -69,8 +69,8 @@ impl Kubectl {
     }
 
     /// What is said against a command; `None` where it succeeds.
-    pub(crate) fn refusal(&self, arguments: &[&str]) -> Option<String> {
-        match self.output(arguments, "", Stdio::null()) {
+    pub(crate) fn refusal(&self, arguments: &[&str], input: &str) -> Option<String> {
+        match self.output(arguments, input, Stdio::null()) {
             Ok(output) if output.status.success() => None,
             Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
             Err(error) => Some(format!("{error:#}")),

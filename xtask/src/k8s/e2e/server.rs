@@ -125,7 +125,7 @@ impl Server {
                     );
                 }
             }
-            if admin.refusal(&["get", "--raw", "/readyz"]).is_none() {
+            if admin.refusal(&["get", "--raw", "/readyz"], "").is_none() {
                 return Ok(());
             }
             if Instant::now() > deadline {
