@@ -183,10 +183,10 @@ pub(crate) const AWS_CLI: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-/// Policies for Terraform files; it pins versions of others, so it lives alone.
+/// Policies for Terraform files and Kubernetes manifests; it pins versions of others, so it lives alone.
 pub(crate) const CHECKOV: PythonTools = PythonTools {
     name: "checkov",
-    purpose: "checking the Terraform modules against policies",
+    purpose: "checking Terraform modules and Kubernetes manifests against policies",
     packages: &[
         "checkov==3.3.30",
         "aiodns==3.6.1",
@@ -288,7 +288,15 @@ pub(crate) const CHECKOV: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 8] = [
+/// JSON schemas of each Kubernetes version.
+pub(crate) const KUBERNETES_SCHEMAS: PythonTools = PythonTools {
+    name: "kubernetes-schemas",
+    purpose: "checking Kubernetes manifests against the schemas of each version",
+    packages: &["kubernetes-validate==1.37.0"],
+    source_packages: &[],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 9] = [
     &ZIGBUILD,
     &JUNIT_READERS,
     &NVML_CLIENTS,
@@ -296,6 +304,7 @@ const PYTHON_TOOLS: [&PythonTools; 8] = [
     &MOTO,
     &AWS_CLI,
     &CHECKOV,
+    &KUBERNETES_SCHEMAS,
     &GO,
 ];
 
