@@ -157,20 +157,16 @@ fn collect<'a, 'n>(
     for name in names {
         let found = find(name, &mut assigned.by_number)
             .and_then(|(gpu, device)| Some((gpu.uuid.value()?.clone(), device)));
-        match found {
-            Some((uuid, device)) => {
-                if !gpus.contains(&uuid) {
-                    gpus.push(uuid);
-                }
-                assigned.mig_devices.extend(device);
-            }
-            None => {
-                assigned.trouble = Some(format!(
-                    "{name} was given to this runner by {source}, and no such GPU was found"
-                ));
-                return assigned;
-            }
+        let Some((uuid, device)) = found else {
+            assigned.trouble = Some(format!(
+                "{name} was given to this runner by {source}, and no such GPU was found"
+            ));
+            return assigned;
+        };
+        if !gpus.contains(&uuid) {
+            gpus.push(uuid);
         }
+        assigned.mig_devices.extend(device);
     }
     assigned.gpus = Some(gpus);
     assigned
@@ -350,7 +346,7 @@ mod tests {
         facts.gpus[number].uuid.value().cloned().expect("healthy")
     }
 
-    fn resolved(assignment: Assignment, facts: &Facts) -> AssignedGpus {
+    fn resolved(assignment: &Assignment, facts: &Facts) -> AssignedGpus {
         assignment.resolve(facts).expect("there are GPUs")
     }
 
@@ -365,31 +361,31 @@ mod tests {
     fn nobody_says_anything_means_all() {
         let facts = healthy_node();
         for assignment in [Assignment::default(), by_nvidia("all"), by_nvidia("")] {
-            assert_eq!(resolved(assignment, &facts), AssignedGpus::default());
+            assert_eq!(resolved(&assignment, &facts), AssignedGpus::default());
         }
     }
 
     #[test]
     fn numbers_are_nvmls_where_the_variable_is_nvidias() {
         let facts = healthy_node();
-        let assigned = resolved(by_nvidia("2,5"), &facts);
+        let assigned = resolved(&by_nvidia("2,5"), &facts);
         assert_eq!(assigned.gpus, Some(vec![uuid(&facts, 2), uuid(&facts, 5)]));
         assert!(assigned.by_number);
-        let named = resolved(by_nvidia(&uuid(&facts, 3)), &facts);
+        let named = resolved(&by_nvidia(&uuid(&facts, 3)), &facts);
         assert_eq!(named.gpus, Some(vec![uuid(&facts, 3)]));
         assert!(!named.by_number);
-        assert!(resolved(by_nvidia("8"), &facts).trouble.is_some());
+        assert!(resolved(&by_nvidia("8"), &facts).trouble.is_some());
         // One GPU was not listed, so that a number may mean another.
         let mut cut_short = facts.clone();
         cut_short.gpus.truncate(7);
-        assert!(resolved(by_nvidia("2"), &cut_short).trouble.is_some());
+        assert!(resolved(&by_nvidia("2"), &cut_short).trouble.is_some());
     }
 
     #[test]
     fn in_a_container_what_is_seen_is_what_was_given() {
         let mut facts = healthy_node();
         facts.host.in_container = Reading::Value(true);
-        assert_eq!(resolved(by_nvidia("7"), &facts).gpus, None);
+        assert_eq!(resolved(&by_nvidia("7"), &facts).gpus, None);
     }
 
     #[test]
@@ -412,14 +408,14 @@ mod tests {
             nvidia_visible_devices: Some("0".to_owned()),
             ..Assignment::default()
         };
-        let assigned = resolved(by_cuda("0"), &facts);
+        let assigned = resolved(&by_cuda("0"), &facts);
         assert_eq!(
             (assigned.gpus, assigned.by_number),
             (Some(vec![name.clone()]), true)
         );
-        assert!(!resolved(by_cuda(&name), &facts).by_number);
+        assert!(!resolved(&by_cuda(&name), &facts).by_number);
         // It names two, and CUDA offers one.
-        assert!(resolved(by_cuda("0,1"), &facts).trouble.is_some());
+        assert!(resolved(&by_cuda("0,1"), &facts).trouble.is_some());
         for nothing in ["", "-1", "NoDevFiles"] {
             assert!(by_cuda(nothing).resolve(&facts).is_err(), "{nothing}");
         }

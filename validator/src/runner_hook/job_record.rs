@@ -16,7 +16,9 @@ pub(crate) struct Job {
     /// `owner/name`.
     pub(crate) repository: String,
     pub(crate) workflow: String,
-    pub(crate) job: String,
+    /// `GITHUB_JOB`: the job's id in its workflow.
+    #[serde(rename = "job")]
+    pub(crate) id: String,
     pub(crate) run_id: String,
     pub(crate) run_attempt: String,
     /// Of the run, for a browser.
@@ -44,7 +46,7 @@ impl Job {
             runner: variable("RUNNER_NAME"),
             repository,
             workflow: variable("GITHUB_WORKFLOW"),
-            job: variable("GITHUB_JOB"),
+            id: variable("GITHUB_JOB"),
             run_id,
             run_attempt: variable("GITHUB_RUN_ATTEMPT"),
             url,
@@ -57,7 +59,7 @@ impl Job {
                 it.repository.clone(),
                 it.run_id.clone(),
                 it.run_attempt.clone(),
-                it.job.clone(),
+                it.id.clone(),
             )
         };
         key(self) == key(other)

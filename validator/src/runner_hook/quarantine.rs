@@ -87,9 +87,11 @@ impl Quarantine {
 
     /// Every mark of the machine.
     pub(crate) fn all(folders: &StateFolders) -> anyhow::Result<Vec<(PathBuf, Self)>> {
-        let is_mark = |name: &str| {
-            name == FILE_OF_MACHINE || (name.starts_with("quarantine-") && name.ends_with(".json"))
+        let of_runner = |name: &str| {
+            let name = name.strip_prefix("quarantine-");
+            name.is_some_and(|it| it.strip_suffix(".json").is_some())
         };
+        let is_mark = |name: &str| name == FILE_OF_MACHINE || of_runner(name);
         let files = folders.list()?.into_iter();
         let marks = files.filter(|(name, _)| name.to_str().is_some_and(is_mark));
         Ok(marks
