@@ -1,8 +1,9 @@
 """An account on moto as terraform/modules/validation-instance leaves it, and what is in it afterwards.
 
 `prepare` prints the ids of an AMI, a subnet and a bystander's instance; `list` prints every instance and volume;
-`user-data ID` prints what an instance was given; `run-sweeper FILE` executes the state machine of that module at noon of
-2026-01-01 and prints what became of instances by their deadline.
+`user-data ID` prints what an instance was given; `stray-volume` makes a volume that outlived the instance of its run;
+`run-sweeper FILE` executes the state machine of that module at noon of 2026-01-01 and prints what became of instances by
+their deadline.
 """
 
 import base64
@@ -77,6 +78,12 @@ def user_data(instance):
     print(base64.b64decode(answer["UserData"]["Value"]).decode(), end="")
 
 
+def stray_volume():
+    tags = [{"Key": RUN, "Value": "killed"}]
+    specification = [{"ResourceType": "volume", "Tags": tags}]
+    ec2.create_volume(AvailabilityZone="eu-central-1a", Size=1, TagSpecifications=specification)
+
+
 def run_sweeper(definition):
     request = urllib.request.Request(
         os.environ["AWS_ENDPOINT_URL"] + "/moto-api/config",
@@ -121,5 +128,11 @@ def run_sweeper(definition):
     print(json.dumps({name: became[instance] for name, instance in launched.items()}))
 
 
-commands = {"prepare": prepare, "list": everything, "user-data": user_data, "run-sweeper": run_sweeper}
+commands = {
+    "prepare": prepare,
+    "list": everything,
+    "user-data": user_data,
+    "stray-volume": stray_volume,
+    "run-sweeper": run_sweeper,
+}
 commands[sys.argv[1]](*sys.argv[2:])

@@ -327,8 +327,14 @@ fn killed_at_every_step_and_swept_after_nothing_is_left() {
 
     // Killed after the launch and before the end: that many instances live on, and no more.
     assert_eq!(account.living().len(), end - launch + 1);
+    account.ask(&["stray-volume"]);
     let swept = account.sweep();
     assert_eq!(swept.status.code(), Some(0), "{}", stderr(&swept));
+    assert!(
+        stderr(&swept).contains("deleted vol-"),
+        "{}",
+        stderr(&swept)
+    );
     assert_eq!(account.living(), Vec::<Value>::new(), "{}", stderr(&swept));
     let (_, volumes) = account.ours();
     assert!(volumes.is_empty(), "{volumes:?}");

@@ -63,7 +63,7 @@ fn build_provider(shell: &Shell, place: &Path) -> anyhow::Result<PathBuf> {
     let program = mirror
         .join("registry.terraform.io/hashicorp/aws")
         .join(version)
-        .join("linux_amd64")
+        .join(format!("linux_{}", go_architecture()))
         .join(format!("terraform-provider-aws_v{version}"));
     let _environment = [
         shell.push_env("GOTOOLCHAIN", "local"),
@@ -79,6 +79,15 @@ fn build_provider(shell: &Shell, place: &Path) -> anyhow::Result<PathBuf> {
             "terraform/tests/schema-provider could not be built; is the Go module proxy reachable?",
         )?;
     Ok(mirror)
+}
+
+/// As Go, and with it terraform, names the processor.
+fn go_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 /// The stand-in must refuse what the provider would, or no other check here means anything. Each `# refused:` comment is

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use self::access::Access;
 use self::cli::Cli;
-use self::instance::{Foundation, Image, Instance, Request};
+use self::instance::{Foundation, Image, Instance, Market, Request};
 use self::matrix::Entry;
 use self::tags::Tags;
 use super::target::Destination;
@@ -57,6 +57,9 @@ pub(crate) struct Options {
     /// A capacity reservation to run in
     #[arg(long, value_name = "ID", requires = "ami")]
     capacity_reservation: Option<String>,
+    /// The capacity reservation is a capacity block, bought ahead of time
+    #[arg(long, requires = "capacity_reservation", conflicts_with = "spot")]
+    capacity_block: bool,
     /// The instance ends itself after this time, whatever becomes of this command
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u32).range(20..=720), requires = "ami")]
     time_limit: u32,
@@ -171,7 +174,11 @@ impl Session<'_> {
                 foundation: &self.foundation,
                 instance_type,
                 subnet_ids,
-                spot: self.options.spot,
+                market: match (self.options.spot, self.options.capacity_block) {
+                    (true, _) => Market::Spot,
+                    (_, true) => Market::CapacityBlock,
+                    _ => Market::OnDemand,
+                },
                 capacity_reservation: self.options.capacity_reservation.as_deref(),
                 user_data: &user_data,
                 tags: &tags,

@@ -93,6 +93,15 @@ impl Image {
     }
 }
 
+/// How the instance is paid for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Market {
+    OnDemand,
+    Spot,
+    /// Bought ahead of time; the capacity reservation says which one.
+    CapacityBlock,
+}
+
 /// What is launched.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
@@ -100,7 +109,7 @@ pub(super) struct Request<'a> {
     pub(super) foundation: &'a Foundation,
     pub(super) instance_type: &'a str,
     pub(super) subnet_ids: &'a [String],
-    pub(super) spot: bool,
+    pub(super) market: Market,
     pub(super) capacity_reservation: Option<&'a str>,
     pub(super) user_data: &'a Path,
     pub(super) tags: &'a Tags,
@@ -133,11 +142,17 @@ impl Request<'_> {
             "BlockDeviceMappings": [{"DeviceName": self.image.root_device, "Ebs": volume}],
             "TagSpecifications": self.tags.specifications(&self.image.id),
         });
-        if self.spot {
-            input["InstanceMarketOptions"] = json!({
-                "MarketType": "spot",
-                "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
-            });
+        match self.market {
+            Market::OnDemand => {}
+            Market::Spot => {
+                input["InstanceMarketOptions"] = json!({
+                    "MarketType": "spot",
+                    "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+                });
+            }
+            Market::CapacityBlock => {
+                input["InstanceMarketOptions"] = json!({"MarketType": "capacity-block"});
+            }
         }
         if let Some(id) = self.capacity_reservation {
             input["CapacityReservationSpecification"] =
@@ -375,4 +390,59 @@ pub(super) fn living(cli: &Cli, filter: &str) -> anyhow::Result<Vec<Value>> {
 
 pub(super) fn id_of(instance: &Value) -> Option<String> {
     instance["InstanceId"].as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::{Foundation, Image, Market, Request, Tags};
+
+    #[test]
+    fn reservations_and_keys_are_asked_for_in_the_launch() {
+        let image = Image {
+            id: "ami-1".to_owned(),
+            name: String::new(),
+            root_device: "/dev/xvda".to_owned(),
+            root_size_gib: Some(30),
+        };
+        let foundation = Foundation {
+            subnet_ids: vec!["subnet-0123456789abcdef0".to_owned()],
+            security_group_id: "sg-1".to_owned(),
+            instance_profile_name: "profile".to_owned(),
+            kms_key_arn: Some("arn:aws:kms:eu-central-1:111122223333:key/1".to_owned()),
+        };
+        let tags = Tags::new("p6-b200.48xlarge", 60, false).expect("tags");
+        let request = Request {
+            image: &image,
+            foundation: &foundation,
+            instance_type: "p6-b200.48xlarge",
+            subnet_ids: &foundation.subnet_ids,
+            market: Market::CapacityBlock,
+            capacity_reservation: Some("cr-1"),
+            user_data: Path::new("/user-data"),
+            tags: &tags,
+        };
+        let input = request.input(&foundation.subnet_ids[0]);
+        assert_eq!(
+            input["InstanceMarketOptions"],
+            json!({"MarketType": "capacity-block"})
+        );
+        assert_eq!(
+            input["CapacityReservationSpecification"]["CapacityReservationTarget"]["CapacityReservationId"],
+            "cr-1"
+        );
+        assert_eq!(
+            input["BlockDeviceMappings"][0],
+            json!({"DeviceName": "/dev/xvda", "Ebs": {
+                "Encrypted": true, "VolumeType": "gp3", "DeleteOnTermination": true, "VolumeSize": 30,
+                "KmsKeyId": "arn:aws:kms:eu-central-1:111122223333:key/1"
+            }})
+        );
+        // EC2's own limit (API reference of RunInstances).
+        let token = input["ClientToken"].as_str().expect("a text");
+        assert!(token.len() <= 64, "{token}");
+    }
 }
