@@ -227,6 +227,8 @@ fn level_quick_asks_neither_kubelet_nor_api_server() {
     assert!(cluster.server.requests().is_empty());
 }
 
+type Change<'a> = Box<dyn Fn(&mut KubeletScript) + 'a>;
+
 #[test]
 fn what_the_kubelet_has_wrong_is_found() {
     let cluster = Cluster::healthy("h200x1");
@@ -238,7 +240,6 @@ fn what_the_kubelet_has_wrong_is_found() {
         resource: "nvidia.com/gpu".to_owned(),
         device_ids: vec![first.clone()],
     };
-    type Change<'a> = Box<dyn Fn(&mut KubeletScript) + 'a>;
     let ids = |script: &mut KubeletScript, change: &dyn Fn(&mut Vec<String>)| {
         change(script.allocatable.get_mut("nvidia.com/gpu").expect("GPUs"));
     };

@@ -118,7 +118,7 @@ impl ApiServer {
                         return;
                     }
                     let state = Arc::clone(&state);
-                    std::thread::spawn(move || serve(connection, &state));
+                    std::thread::spawn(move || serve(&connection, &state));
                 }
             }
         });
@@ -249,8 +249,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 /// Serves one request and closes, which HTTP/1.1 allows.
-fn serve(connection: TcpStream, state: &Mutex<State>) {
-    let mut reader = BufReader::new(&connection);
+fn serve(mut connection: &TcpStream, state: &Mutex<State>) {
+    let mut reader = BufReader::new(connection);
     let Some(request) = read_request(&mut reader) else {
         return;
     };
@@ -281,7 +281,6 @@ fn serve(connection: TcpStream, state: &Mutex<State>) {
     if cut {
         bytes.truncate(bytes.len() - 5);
     }
-    let mut connection = &connection;
     // Whoever asked may have gone.
     let _ = connection.write_all(&bytes);
     let _ = connection.shutdown(Shutdown::Write);

@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 
 /// Written by build.rs from the validator's `proto/deviceplugin/v1beta1.proto`.
 #[allow(
+    clippy::all,
     clippy::pedantic,
     missing_debug_implementations,
     unreachable_pub,
@@ -27,6 +28,7 @@ pub mod deviceplugin {
 
 /// Written by build.rs from the validator's `proto/podresources/v1.proto`.
 #[allow(
+    clippy::all,
     clippy::pedantic,
     missing_debug_implementations,
     unreachable_pub,

@@ -22,6 +22,7 @@ use crate::probe::Interrupt;
 
 /// Written by build.rs from `proto/deviceplugin/v1beta1.proto`.
 #[allow(
+    clippy::all,
     clippy::pedantic,
     missing_debug_implementations,
     unreachable_pub,
@@ -33,6 +34,7 @@ mod deviceplugin {
 
 /// Written by build.rs from `proto/podresources/v1.proto`.
 #[allow(
+    clippy::all,
     clippy::pedantic,
     missing_debug_implementations,
     unreachable_pub,
