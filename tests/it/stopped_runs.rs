@@ -92,7 +92,7 @@ fn a_run_that_takes_longer_than_its_profile_allows_is_ended_and_is_no_pass() {
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     assert_eq!(
         ran.report.0["incomplete"],
-        "the time that the profile gives a run at this level is over"
+        "the profile's deadline for the whole run passed"
     );
     assert_eq!(ran.report.finding("run_complete")["verdict"], "error");
 }
