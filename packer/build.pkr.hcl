@@ -54,7 +54,7 @@ build {
   }
 
   provisioner "shell" {
-    inline = ["mkdir -p ${local.uploaded_folder}/profiles ${local.uploaded_folder}/files"]
+    inline = ["mkdir -p ${local.uploaded_folder}/profiles ${local.uploaded_folder}/files ${local.uploaded_folder}/hooks"]
   }
 
   provisioner "file" {
@@ -68,6 +68,12 @@ build {
   provisioner "file" {
     source      = "${path.root}/files/"
     destination = "${local.uploaded_folder}/files"
+  }
+
+  provisioner "file" {
+    only        = ["amazon-ebs.ubuntu2404-runner"]
+    source      = "${path.root}/../workflows/hooks/"
+    destination = "${local.uploaded_folder}/hooks"
   }
 
   provisioner "file" {

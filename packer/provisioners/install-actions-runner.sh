@@ -21,8 +21,12 @@ chown --recursive runner:runner "$folder"
 # .NET's libraries, as the runner itself lists them.
 "$folder/bin/installdependencies.sh"
 
-install -D --mode=0755 --target-directory=/opt/gpu-bringup/hooks "$files/hooks/pre-job.sh" "$files/hooks/post-job.sh"
-cat >"$folder/.env" <<EOF
+hooks=$UPLOADED_FOLDER/hooks
+install -D --mode=0755 --target-directory=/opt/gpu-bringup/hooks "$hooks/pre-job.sh" "$hooks/post-job.sh"
+# Where the hooks keep what they know from one job to the next.
+install --directory --owner=runner --mode=0755 /var/lib/gpu-validator
+# The profile of the image is the hooks' too.
+cat /etc/gpu-validator/environment - >"$folder/.env" <<EOF
 ACTIONS_RUNNER_HOOK_JOB_STARTED=/opt/gpu-bringup/hooks/pre-job.sh
 ACTIONS_RUNNER_HOOK_JOB_COMPLETED=/opt/gpu-bringup/hooks/post-job.sh
 EOF

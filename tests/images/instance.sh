@@ -13,7 +13,7 @@ cp --archive "$userland/." "$root/"
 ln -sf bash "$root/bin/sh"
 ln -sf gawk "$root/usr/bin/awk"
 cp --archive "$simulated" "$root/simulated"
-for program in apt-get apt-mark chown curl dkms dnf dpkg dpkg-query journalctl modprobe sudo systemctl uname useradd; do
+for program in apt-get apt-mark chown curl dkms dnf dpkg dpkg-query journalctl modprobe nvidia-smi sudo systemctl uname useradd; do
   ln -s machine "$root/simulated/stand-ins/$program"
 done
 # One family's package manager, as provisioners look which there is.

@@ -81,6 +81,23 @@ impl Drop for Running<'_> {
 }
 
 #[test]
+fn a_run_that_takes_longer_than_its_profile_allows_is_ended_and_is_no_pass() {
+    let node = Node::with("h200x1", &[], &[NVML_HANGS]);
+    let profile = node
+        .out
+        .write("profile.yaml", "levels: {quick: {deadline_s: 0.5}}\n");
+    let profile = profile.to_string_lossy().into_owned();
+    let ran = node.run(&["--level", "quick", "--profile", &profile]);
+    assert!(ran.took < Duration::from_secs(4), "{:?}", ran.took);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(
+        ran.report.0["incomplete"],
+        "the profile's deadline for the whole run passed"
+    );
+    assert_eq!(ran.report.finding("run_complete")["verdict"], "error");
+}
+
+#[test]
 fn a_signal_ends_a_run_that_is_stuck_in_the_driver_with_reports_that_say_so() {
     let cases = [
         ("INT", "signal 2 (SIGINT)", NVML_HANGS, "host", "nvml"),

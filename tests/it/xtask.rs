@@ -75,7 +75,7 @@ write_reports() {{
 
 #[test]
 fn wrong_arguments_end_with_3_and_name_the_argument() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 11] = [
         (
             &["validate-ami", "--target", "gpu-17"],
             "ssh://user@host:port",
@@ -106,6 +106,15 @@ fn wrong_arguments_end_with_3_and_name_the_argument() {
         (
             &["validate-ami", "--ssh-config", "/dev/null"],
             "--target ssh://",
+        ),
+        (
+            &["ami", "build", "eks-gpu-al2023", "--var", "gpu_family"],
+            "expected NAME=VALUE",
+        ),
+        (&["ami", "build", "windows"], "ubuntu2404-runner"),
+        (
+            &["ami", "publish", "eks-gpu-al2023", "--share-with", "12"],
+            "12 digits",
         ),
         (&["no-such-task"], "no-such-task"),
     ];

@@ -597,3 +597,38 @@ fn a_run_that_is_killed_leaves_a_report_that_passes_nothing() {
     assert!(report.contains("INCOMPLETE host"), "{report}");
     assert!(!report.contains("errors=\"0\""), "{report}");
 }
+
+#[test]
+fn a_profile_is_shown_with_what_it_extends_whole_and_by_key() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::write(
+        folder.path().join("base.yaml"),
+        "firstboot: {on_failure: taint_node}\nlevels: {standard: {deadline_s: 90}}\n",
+    )
+    .expect("written");
+    let profile = folder.path().join("profile.yaml");
+    fs::write(&profile, "extends: base.yaml\ngpus: {count: 8}\n").expect("written");
+    let show = |key: &[&str]| {
+        let mut command = validator();
+        output(command.args(["profile", "show"]).arg(&profile).args(key))
+    };
+    for (key, shown) in [
+        ("firstboot.on_failure", "taint_node\n"),
+        ("levels.standard.deadline_s", "90.0\n"),
+        ("gpus.count", "8\n"),
+        ("gpus.model", "null\n"),
+    ] {
+        assert_eq!(
+            show(&["--key", key]),
+            (0, shown.to_owned(), String::new()),
+            "{key}"
+        );
+    }
+    let (code, whole, _) = show(&[]);
+    assert_eq!(code, 0);
+    let whole: serde_json::Value = serde_json::from_str(&whole).expect("JSON");
+    assert_eq!(whole["gpus"]["count"], 8);
+    let (code, _, stderr) = show(&["--key", "gpus.cuont"]);
+    assert_eq!(code, 3);
+    assert!(stderr.contains("there is no `cuont`"), "{stderr}");
+}

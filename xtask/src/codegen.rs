@@ -305,7 +305,7 @@ pub(crate) const CHECK: Check = Check {
                 check.level,
                 check.each_gpu
             ),
-            ("Power limit is the wanted one", 1, 0, true)
+            ("Power limit is the wanted one", 1, 1, true)
         );
         assert_eq!(check.sections[1].1, "- by `x`\n  - and `y`");
         let document = document(std::slice::from_ref(&check));

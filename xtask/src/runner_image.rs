@@ -129,7 +129,7 @@ fn context(validator_folder: &Path) -> anyhow::Result<PathBuf> {
     }
     cmd!(
         shell,
-        "cp --recursive packer/files/hooks manifests/profiles {context}/"
+        "cp --recursive workflows/hooks manifests/profiles {context}/"
     )
     .quiet()
     .run()?;

@@ -17,6 +17,7 @@ const DRIVER_VERSION: &str = "580.95.05";
 /// Of the word that the simulated internet has in its place.
 const CUDA_KEYRING_SHA256: &str =
     "bc4a71180870f7945155fbb02f4b0a2e3faa2a62d6d31b7039013055ed19869a";
+const WITHOUT_GPU: &str = "m7i.2xlarge";
 const RUNNER_VERSION: &str = "2.0.0";
 
 /// One build, and what must come of it.
@@ -26,8 +27,12 @@ struct Bake {
     operating_system: OperatingSystem,
     /// One of tests/images/README.md; empty on a healthy machine.
     fault: &'static str,
-    /// The check that must fail; `None` where an image must come of it.
+    /// The check of level image that must fail; `None` where it must pass.
     fails: Option<&'static str>,
+    /// The type of the build instance, which says whether it must have a GPU.
+    instance_type: &'static str,
+    /// What `cargo xtask ami build` must end with; 0 makes an image, and nothing else does.
+    code: i32,
     /// A call by which the driver's packages are held at their versions.
     holds: &'static str,
 }
@@ -42,6 +47,8 @@ const fn healthy(
         operating_system,
         fault: "",
         fails: None,
+        instance_type: WITHOUT_GPU,
+        code: 0,
         holds,
     }
 }
@@ -52,11 +59,24 @@ const fn broken(fault: &'static str, check: &'static str) -> Bake {
         operating_system: OperatingSystem::AmazonLinux2023,
         fault,
         fails: Some(check),
+        instance_type: WITHOUT_GPU,
+        code: 1,
         holds: "dnf versionlock add *nvidia*",
     }
 }
 
-const BAKES: [Bake; 7] = [
+/// Its type has a GPU and its bus shows none: level standard cannot judge one, whatever level image says of the disk.
+const GPU_IS_GONE: Bake = Bake {
+    instance_type: "g6.xlarge",
+    code: 2,
+    ..healthy(
+        "eks-gpu-al2023",
+        OperatingSystem::AmazonLinux2023,
+        "dnf versionlock add *nvidia*",
+    )
+};
+
+const BAKES: [Bake; 8] = [
     healthy(
         "eks-gpu-al2023",
         OperatingSystem::AmazonLinux2023,
@@ -76,6 +96,7 @@ const BAKES: [Bake; 7] = [
     broken("library-of-another-version", "image_driver_components"),
     broken("service-not-enabled", "image_services"),
     broken("secret-left", "image_leftovers"),
+    GPU_IS_GONE,
 ];
 
 pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
@@ -107,7 +128,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
     check_cloud(&cloud)?;
     let passed = &BAKES[0];
     publish(&cloud, passed, &passed.folder(&folder))?;
-    let broken = BAKES.iter().filter(|it| it.fails.is_some()).count();
+    let broken = BAKES.iter().filter(|it| it.code != 0).count();
     println!(
         "bake: {} templates gave an image, {broken} broken machines gave reports and none",
         BAKES.len() - broken
@@ -117,10 +138,10 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
 
 impl Bake {
     fn name(&self) -> String {
-        match self.fault {
-            "" => self.template.to_owned(),
-            fault => format!("{}-{fault}", self.template),
-        }
+        [self.template, self.instance_type, self.fault]
+            .join("-")
+            .trim_end_matches('-')
+            .to_owned()
     }
 
     fn folder(&self, parent: &Path) -> PathBuf {
@@ -170,7 +191,7 @@ impl Bake {
             .arg(folder.join("out"));
         let variables = [
             "gpu_family=g6".to_owned(),
-            "instance_type=m7i.2xlarge".to_owned(),
+            format!("instance_type={}", self.instance_type),
             format!("nvidia_driver_version={DRIVER_VERSION}"),
             format!("cuda_keyring_sha256={CUDA_KEYRING_SHA256}"),
             format!("actions_runner_version={RUNNER_VERSION}"),
@@ -193,10 +214,10 @@ impl Bake {
     }
 
     fn check(&self, folder: &Path, code: Option<i32>, instance: &Instance) -> anyhow::Result<()> {
-        let expected = i32::from(self.fails.is_some());
         ensure!(
-            code == Some(expected),
-            "the build ended with {code:?}, expected exit code {expected}; build.log says why"
+            code == Some(self.code),
+            "the build ended with {code:?}, expected exit code {}; build.log says why",
+            self.code
         );
         let reports = folder.join("out").join(manifest::REPORTS);
         let junit = std::fs::read_to_string(reports.join("image.junit.xml"))
@@ -220,7 +241,11 @@ impl Bake {
             "the JUnit report does not say the same as the other"
         );
         ensure!(
-            folder.join("out").join(manifest::NAME).exists() == self.fails.is_none(),
+            reports.join("standard.junit.xml").exists() == (self.instance_type != WITHOUT_GPU),
+            "level standard is for build instances whose type has a GPU, and for all of them"
+        );
+        ensure!(
+            folder.join("out").join(manifest::NAME).exists() == (self.code == 0),
             "{} must be there for an image, and for nothing else",
             manifest::NAME
         );
@@ -276,7 +301,7 @@ fn check_cloud(cloud: &Cloud) -> anyhow::Result<()> {
     );
     let images = cloud.ask(&["ec2", "describe-images", "--owners", "self"])?;
     let images = images["Images"].as_array().context("no images were told")?;
-    let passing = BAKES.iter().filter(|it| it.fails.is_none()).count();
+    let passing = BAKES.iter().filter(|it| it.code == 0).count();
     ensure!(
         images.len() == passing,
         "there are {} images, expected {passing}",
