@@ -46,7 +46,9 @@ fn auto_tries_both_engines_and_says_which_is_better_and_why() {
     let run = &runs(&node)[0];
     let choice = run["engine_choice"].as_str().expect("text");
     assert!(
-        choice.contains("which") && choice.contains("TFLOP/s") && choice.contains("cuBLASLt"),
+        choice.contains("bf16 by ")
+            && choice.contains("; fp64 by ")
+            && choice.contains(", cuBLASLt "),
         "{choice}"
     );
     for products in run["precisions"].as_array().expect("a list") {

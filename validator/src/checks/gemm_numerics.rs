@@ -136,6 +136,11 @@ fn example(it: &ElementMismatch) -> String {
     )
 }
 
+/// Who multiplied in this precision.
+fn engine_of<'r>(products: &'r PrecisionRun, run: &'r BurnRun) -> &'r BurnEngine {
+    products.engine.as_ref().unwrap_or(&run.engine)
+}
+
 /// The two engines' products of exact operands have the same bits, where there are two. Where cuBLASLt alone is wrong, and
 /// wrong alike on every GPU of this model, the library is more likely to be wrong than the GPUs.
 fn engines_agree(
@@ -152,7 +157,7 @@ fn engines_agree(
     let precision = products.precision;
     let own_is_right = proof.exact_mismatches == 0;
     let other_is_right = proof.second_engine_is_right == Some(true);
-    let (library_is_right, kernels_are_right) = match run.engine {
+    let (library_is_right, kernels_are_right) = match engine_of(products, run) {
         BurnEngine::Cublaslt { .. } => (own_is_right, other_is_right),
         BurnEngine::Ptx { .. } => (other_is_right, own_is_right),
     };
@@ -215,7 +220,8 @@ fn agree_with_others(
             continue;
         };
         let same = its_run.precisions.iter().find(|it| {
-            let comparable = its_run.seed == run.seed && its_run.engine == run.engine;
+            let comparable =
+                its_run.seed == run.seed && engine_of(it, its_run) == engine_of(products, run);
             let what = (it.precision, it.m, it.n, it.k);
             comparable && what == (products.precision, products.m, products.n, products.k)
         });

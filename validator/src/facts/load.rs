@@ -181,6 +181,9 @@ pub struct PrecisionRun {
     /// The kernels that multiplied: a family of embedded ones (`sm_90a`), or `cublaslt`.
     #[serde(default)]
     pub kernels: String,
+    /// Who multiplied; `None` in facts that hold one engine for all precisions.
+    #[serde(default)]
+    pub engine: Option<BurnEngine>,
     /// The product is `m` x `n`, over `k`.
     pub m: u32,
     pub n: u32,
@@ -213,7 +216,7 @@ pub struct ReferenceProof {
     /// A checksum over the reference's bits, as hex: GPUs of one model with one seed must agree.
     pub checksum: String,
     /// Exact integer operands gave the product that the host computed: rows of which elements were compared (of rows longer
-    /// than 512 elements 512 of each), and elements that differed.
+    /// than 256 elements 256 of each), and elements that differed.
     pub exact_rows: u32,
     pub exact_mismatches: u64,
     /// A checksum over the bits of that product, as hex: how alike GPUs are that are wrong.

@@ -57,8 +57,12 @@ const ALLOCATIONS_MAXIMUM: u32 = 25;
 const WORKSPACE_BYTES: u64 = 32 << 20;
 /// How long each of two engines is tried.
 const TRIAL: Duration = Duration::from_secs(1);
-/// Powers that differ by less are the same.
-const SAME_POWER: f64 = 0.01;
+/// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the GPU up to its power
+/// limit; after that none comes before the other on the whole.
+const TRIAL_PARTS: [(usize, bool); 5] = [(0, false), (1, true), (0, true), (0, true), (1, true)];
+/// Powers and rates that differ by less are the same: GPUs of one node should not be told apart by noise, since they are
+/// compared with one another bit by bit.
+const SAME: f64 = 0.02;
 
 /// `gpu-validator worker burn --task JSON`.
 pub(crate) fn run_worker(task: &str) {
@@ -104,8 +108,6 @@ struct Worker<'t> {
     run: BurnRun,
     stop: Arc<AtomicBool>,
     injected_found: u64,
-    /// What `auto` found better.
-    chosen: Option<EngineChoice>,
 }
 
 impl<'t> Worker<'t> {
@@ -119,7 +121,6 @@ impl<'t> Worker<'t> {
             run: empty_run(WorkerEnd::Finished),
             stop,
             injected_found: 0,
-            chosen: None,
         }
     }
 
@@ -272,7 +273,12 @@ impl<'t> Worker<'t> {
         }
         self.teller.step("loading cuBLASLt");
         match cublaslt::find() {
-            Ok(library) => Ok(Some(library)),
+            Ok(library) => {
+                if task.engine == EngineChoice::Cublaslt {
+                    "cuBLASLt was asked for".clone_into(&mut self.run.engine_choice);
+                }
+                Ok(Some(library))
+            }
             Err(reason) if task.engine == EngineChoice::Cublaslt => {
                 Err(exited(format!("cuBLASLt was asked for: {reason}")))
             }
@@ -312,20 +318,27 @@ impl<'t> Worker<'t> {
         else {
             return Ok(());
         };
-        let by_library = chosen.engine == EngineChoice::Cublaslt;
-        match (&loaded, engines.library) {
-            (_, Some(library)) if by_library => self.name_library(library),
-            (Some((family, _, image)), _) => self.name_kernels(*family, *image),
-            _ => {}
-        }
-        let both = if by_library {
-            (library.as_ref(), kernels.as_ref())
-        } else {
-            (kernels.as_ref(), library.as_ref())
+        let (engine, both) = match (chosen.engine, &loaded, engines.library) {
+            (EngineChoice::Cublaslt, _, Some(found)) => {
+                (by_library(found), (library.as_ref(), kernels.as_ref()))
+            }
+            (_, Some((family, _, image)), _) => {
+                let note = format!("kernels {} as {image}", family.name());
+                if !self.run.notes.contains(&note) {
+                    self.run.notes.push(note);
+                }
+                (by_kernels(*family), (kernels.as_ref(), library.as_ref()))
+            }
+            _ => return Ok(()),
         };
+        self.name_engine(&engine);
         if let (Some(first), second) = both {
             self.teller.step(&format!("{precision} products"));
-            self.sweep(gpu, (first, second), chosen.layout, asked, precision)?;
+            let products = PrecisionRun {
+                engine: Some(engine),
+                ..empty_products(precision, first.kernels_name())
+            };
+            self.sweep(gpu, (first, second), chosen.layout, asked, products)?;
         }
         Ok(())
     }
@@ -360,18 +373,14 @@ impl<'t> Worker<'t> {
         precision: Precision,
         task: &BurnTask,
     ) -> Result<Option<Chosen>, WorkerEnd> {
-        let wanted = match (task.engine, self.chosen) {
-            (EngineChoice::Auto, Some(chosen)) => chosen,
-            (asked, _) => asked,
-        };
-        if let (EngineChoice::Auto, Some(kernels), Some(library)) = (wanted, kernels, library)
+        if let (EngineChoice::Auto, Some(kernels), Some(library)) = (task.engine, kernels, library)
             && let Some(chosen) = self.better(gpu, [kernels, library], precision, task)?
         {
             return Ok(Some(chosen));
         }
         let by_library = (library, EngineChoice::Cublaslt);
         let by_kernels = (kernels, EngineChoice::Ptx);
-        let in_order = match wanted {
+        let in_order = match task.engine {
             EngineChoice::Cublaslt => [by_library, by_kernels],
             _ => [by_kernels, by_library],
         };
@@ -400,7 +409,7 @@ impl<'t> Worker<'t> {
         Ok(None)
     }
 
-    /// Tries both engines for a second each; the choice holds for the precisions that follow.
+    /// Tries both engines for a second each. `None` where one of them cannot multiply.
     fn better(
         &mut self,
         gpu: &BurningGpu<'_, '_, '_, '_>,
@@ -408,36 +417,52 @@ impl<'t> Worker<'t> {
         precision: Precision,
         task: &BurnTask,
     ) -> Result<Option<Chosen>, WorkerEnd> {
-        // A burn must not be mostly trials.
-        let duration = TRIAL.min(Duration::try_from_secs_f64(task.seconds / 10.0).unwrap_or(TRIAL));
-        self.teller.step("trying both engines");
-        let mut began = Duration::ZERO;
-        let trials = with_energy_counter(&task.device, |energy_j| {
-            began = self.started.elapsed();
-            engines.map(|gemm| try_out(gpu, gemm, task.seed, duration, energy_j))
-        });
-        let [kernels, library] = trials;
+        self.teller.step(&format!("sizing {precision} products"));
+        let [kernels, library] = engines.map(|gemm| choose_layout(gpu, gemm));
         let (Some(kernels), Some(library)) = (kernels?, library?) else {
+            return Ok(None);
+        };
+        let layouts = [kernels, library];
+        // A burn must not be mostly trials.
+        #[expect(clippy::cast_precision_loss, reason = "at most seven")]
+        let precisions = task.precisions.len().max(1) as f64;
+        let share_s = task.seconds / 20.0 / precisions;
+        let duration = TRIAL.min(Duration::try_from_secs_f64(share_s).unwrap_or(TRIAL)) / 2;
+        self.teller.step("trying both engines");
+        let mut trials: [Option<Trial>; 2] = [None; 2];
+        let mut began = Duration::ZERO;
+        with_energy_counter(&task.device, |energy_j| {
+            began = self.started.elapsed();
+            for (index, counts) in TRIAL_PARTS {
+                let how = (task.seed, duration);
+                let part = try_out(gpu, engines[index], &layouts[index], how, energy_j)?;
+                if let Some(part) = part.filter(|_| counts) {
+                    trials[index] = Some(trials[index].map_or(part, |it| it.and(part)));
+                }
+            }
+            Ok::<(), CudaFailure>(())
+        })?;
+        let [Some(kernels), Some(library)] = trials else {
             return Ok(None);
         };
         if self.run.start_to_load_ms <= 0.0 {
             self.run.start_to_load_ms = began.as_secs_f64() * 1000.0;
         }
         let (engine, why) = better_of(&kernels, &library);
-        let (name, trial) = match engine {
-            EngineChoice::Cublaslt => ("cuBLASLt", &library),
-            _ => ("the embedded kernels", &kernels),
+        let (name, layout) = match engine {
+            EngineChoice::Cublaslt => ("cuBLASLt", layouts[1]),
+            _ => ("the embedded kernels", layouts[0]),
         };
-        self.chosen = Some(engine);
-        self.run.engine_choice = format!(
-            "{name}, {why}: embedded kernels {}, cuBLASLt {} in {precision}",
+        let choice = format!(
+            "{precision} by {name}, {why}: embedded kernels {}, cuBLASLt {}",
             trial_text(&kernels),
             trial_text(&library)
         );
-        Ok(Some(Chosen {
-            engine,
-            layout: (trial.layout, trial.product_s),
-        }))
+        if !self.run.engine_choice.is_empty() {
+            self.run.engine_choice.push_str("; ");
+        }
+        self.run.engine_choice.push_str(&choice);
+        Ok(Some(Chosen { engine, layout }))
     }
 
     fn sweep(
@@ -446,9 +471,8 @@ impl<'t> Worker<'t> {
         engines: (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
         layout: (super::gemm::Layout, f64),
         asked: Sweeps,
-        precision: Precision,
+        mut products: PrecisionRun,
     ) -> Result<(), WorkerEnd> {
-        let mut products = empty_products(precision, engines.0.kernels_name());
         let burned_before_s = self.run.measured_s;
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
@@ -479,28 +503,33 @@ impl<'t> Worker<'t> {
         self.tell();
     }
 
-    fn name_kernels(&mut self, family: Family, image: Image) {
-        if let BurnEngine::Ptx { kernels } = &mut self.run.engine
-            && !kernels.split(", ").any(|it| it == family.name())
+    /// The run's engine is that of its first precision; kernels of further families are added to it.
+    fn name_engine(&mut self, engine: &BurnEngine) {
+        if self.run.precisions.is_empty() {
+            self.run.engine.clone_from(engine);
+        } else if let (BurnEngine::Ptx { kernels: all }, BurnEngine::Ptx { kernels }) =
+            (&mut self.run.engine, engine)
+            && !all.split(", ").any(|it| it == kernels)
         {
-            if !kernels.is_empty() {
-                kernels.push_str(", ");
-            }
-            kernels.push_str(family.name());
-            let loaded = format!("kernels {} as {image}", family.name());
-            self.run.notes.push(loaded);
+            all.push_str(", ");
+            all.push_str(kernels);
+        }
+        if self.run.engine_choice.is_empty() {
+            "the only engine that multiplies this".clone_into(&mut self.run.engine_choice);
         }
     }
+}
 
-    fn name_library(&mut self, library: &Cublaslt) {
-        // The embedded kernels of an earlier precision stay named in the notes.
-        self.run.engine = BurnEngine::Cublaslt {
-            library: library.path().display().to_string(),
-            version: library.version(),
-        };
-        if self.run.engine_choice.is_empty() {
-            "cuBLASLt was asked for".clone_into(&mut self.run.engine_choice);
-        }
+fn by_kernels(family: Family) -> BurnEngine {
+    BurnEngine::Ptx {
+        kernels: family.name().to_owned(),
+    }
+}
+
+fn by_library(library: &Cublaslt) -> BurnEngine {
+    BurnEngine::Cublaslt {
+        library: library.path().display().to_string(),
+        version: library.version(),
     }
 }
 
@@ -517,36 +546,39 @@ struct Chosen {
     layout: (super::gemm::Layout, f64),
 }
 
-/// The better of two engines, and by what.
+/// The better of two engines, and by what. The embedded kernels need nothing but the driver, so that they are taken where
+/// the other is not better.
 fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
-    if let (Some(of_kernels), Some(of_library)) = (kernels.power_w, library.power_w)
-        && (of_kernels - of_library).abs() > SAME_POWER * of_kernels.max(of_library)
+    let differ = |a: f64, b: f64| (a - b).abs() > SAME * a.max(b);
+    if let (Some(of_kernels), Some(of_library)) = (kernels.power_w(), library.power_w())
+        && differ(of_kernels, of_library)
     {
         let engine = if of_kernels > of_library {
             EngineChoice::Ptx
         } else {
             EngineChoice::Cublaslt
         };
-        return (engine, "which draws more power");
+        return (engine, "for its power");
     }
-    if library.tflops > kernels.tflops {
-        (EngineChoice::Cublaslt, "which is faster")
-    } else {
-        (EngineChoice::Ptx, "which is faster")
+    match (kernels.tflops(), library.tflops()) {
+        (a, b) if !differ(a, b) => (EngineChoice::Ptx, "since there is no difference"),
+        (a, b) if a > b => (EngineChoice::Ptx, "for its speed"),
+        _ => (EngineChoice::Cublaslt, "for its speed"),
     }
 }
 
 fn trial_text(trial: &Trial) -> String {
     let power = trial
-        .power_w
+        .power_w()
         .map_or(String::new(), |watts| format!(" at {watts:.0} W"));
-    format!("{:.1} TFLOP/s{power}", trial.tflops)
+    format!("{:.1} TFLOP/s{power}", trial.tflops())
 }
 
 fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
     PrecisionRun {
         precision,
         kernels: kernels.to_owned(),
+        engine: None,
         m: 0,
         n: 0,
         k: 0,

@@ -81,6 +81,7 @@ fn healthy_run() -> BurnRun {
     let products = PrecisionRun {
         precision: Precision::Bf16,
         kernels: "sm_90a".to_owned(),
+        engine: None,
         m: 8192,
         n: 8192,
         k: 16_384,

@@ -16,7 +16,7 @@ use crate::load::driver::{CudaFailure, DeviceMemory};
 pub(super) const HOST_ROWS: usize = 2;
 /// Elements that it computes of each: of a long row one in so many, from a place that the seed chooses. Whole rows of 8192
 /// would cost two seconds of a processor, which a burn of ten seconds should leave to others.
-const HOST_COLUMNS: u32 = 512;
+const HOST_COLUMNS: u32 = 256;
 /// Vectors of Freivalds' check of random operands: a wrong element that the first hides is seen by the second.
 pub(super) const FREIVALDS_VECTORS: u32 = 2;
 /// Added to the seed for B, so that the operands differ.
@@ -427,7 +427,7 @@ mod tests {
         let mut rows = sampled(OperandType::S8, OperandMode::Exact);
         assert_eq!(rows.elements(), 512);
         rows.shape.side = 8192;
-        assert_eq!(rows.elements(), 1024);
+        assert_eq!(rows.elements(), 512);
         let columns = rows.sampled_columns();
         assert!(columns.iter().all(|it| *it < 8192));
         rows.seed ^= 1 << 29;

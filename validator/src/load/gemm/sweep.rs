@@ -9,7 +9,7 @@ use super::localize::{EXAMPLES_MAXIMUM, Localizer};
 use super::operand::{OperandMode, OperandType, operand_bits};
 use super::proof::{self, HOST_ROWS, SampledRows};
 use super::report::{self, Counts, HEADER_WORDS};
-use super::shape::{LADDER, Layout, Shape};
+use super::shape::{K_MAXIMUM, LADDER, Layout, Shape};
 use crate::facts::{PrecisionRun, ReferenceProof};
 use crate::load::driver::{Context, CudaFailure, DeviceMemory, Event, HostWords};
 
@@ -73,6 +73,9 @@ pub(crate) fn choose_layout(
             side,
             k_bytes,
         };
+        if shape.k() > K_MAXIMUM {
+            break;
+        }
         let Some(layout) = Layout::new(shape, gpu.arena.bytes()) else {
             break;
         };
@@ -101,71 +104,70 @@ pub(crate) fn choose_layout(
 }
 
 /// What an engine reached while it was tried.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Trial {
-    pub(crate) layout: Layout,
-    pub(crate) product_s: f64,
-    pub(crate) tflops: f64,
-    /// Over the same time, where it can be read.
-    pub(crate) power_w: Option<f64>,
+    operations: f64,
+    seconds: f64,
+    /// Used meanwhile; `None` where it cannot be read.
+    energy_j: Option<f64>,
 }
 
-/// Multiplies random operands for `duration` without looking at results: what the second half of that reached. `energy_j`
-/// reads the GPU's energy counter. `None` where nothing can be multiplied.
+impl Trial {
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            operations: self.operations + other.operations,
+            seconds: self.seconds + other.seconds,
+            energy_j: self.energy_j.zip(other.energy_j).map(|(a, b)| a + b),
+        }
+    }
+
+    pub(crate) fn tflops(&self) -> f64 {
+        self.operations / self.seconds.max(1e-9) / 1e12
+    }
+
+    pub(crate) fn power_w(&self) -> Option<f64> {
+        self.energy_j.map(|it| it / self.seconds.max(1e-9))
+    }
+}
+
+/// Multiplies random operands for `duration` without looking at results. `energy_j` reads the GPU's energy counter. `None`
+/// where products of this size cannot be computed.
 pub(crate) fn try_out(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
-    seed: u64,
-    duration: Duration,
+    (layout, product_s): &(Layout, f64),
+    (seed, duration): (u64, Duration),
     energy_j: &dyn Fn() -> Option<f64>,
 ) -> CudaResult<Option<Trial>> {
-    let Some((layout, product_s)) = choose_layout(gpu, gemm)? else {
+    let Some(operands) = gemm.operands(gpu.context, gpu.arena, layout)? else {
         return Ok(None);
     };
-    let Some(operands) = gemm.operands(gpu.context, gpu.arena, &layout)? else {
-        return Ok(None);
-    };
-    generate_operands(gpu, gemm, &layout, (OperandMode::Random, seed))?;
-    let (before, after) = (gpu.context.event()?, gpu.context.event()?);
+    generate_operands(gpu, gemm, layout, (OperandMode::Random, seed))?;
+    let end = gpu.context.event()?;
+    end.record()?;
+    end.wait()?;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a number of products"
     )]
-    let batch = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, 100_000);
-    let mut product = 0;
-    let mut seconds = 0.0;
-    let mut counted = 0;
-    let mut half: Option<(Instant, Option<f64>)> = None;
-    let started = Instant::now();
-    while started.elapsed() < duration || half.is_none() || counted == 0 {
-        let is_counted = half.is_some();
-        before.record()?;
+    let batch = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, layout.results_count);
+    let mut number = 0;
+    let (started, energy_before) = (Instant::now(), energy_j());
+    while number == 0 || started.elapsed() < duration {
         for _ in 0..batch {
-            let place = (layout.result(product), None);
-            gemm.multiply(&operands, gpu.arena.address(), &layout, place, None)?;
-            product += 1;
+            let place = (layout.result(number), None);
+            gemm.multiply(&operands, gpu.arena.address(), layout, place, None)?;
+            number += 1;
         }
-        after.record()?;
-        after.wait()?;
-        if is_counted {
-            seconds += after.seconds_since(&before)?;
-            counted += batch;
-        } else if started.elapsed() >= duration / 2 {
-            half = Some((Instant::now(), energy_j()));
-        }
+        end.record()?;
+        end.wait()?;
     }
-    let power_w = half.and_then(|(since, energy)| {
-        let joules = energy_j()? - energy?;
-        (joules > 0.0).then(|| joules / since.elapsed().as_secs_f64())
-    });
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    let tflops = layout.shape.operations() * counted as f64 / seconds.max(1e-9) / 1e12;
     Ok(Some(Trial {
-        layout,
-        product_s,
-        tflops,
-        power_w,
+        operations: layout.shape.operations() * number as f64,
+        seconds: started.elapsed().as_secs_f64(),
+        energy_j: energy_j().zip(energy_before).map(|(now, then)| now - then),
     }))
 }
 
