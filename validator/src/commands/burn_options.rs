@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use crate::facts::Precision;
 use crate::level::Level;
-use crate::probe::{BurnOptions, MemoryShare};
+use crate::probe::{BurnOptions, EngineChoice, MemoryShare};
 use crate::profile::{BURN_SECONDS, Profile};
 
 /// Options of the burn at level standard (10 s) and extended (60 s, several precisions).
@@ -22,6 +22,9 @@ pub(crate) struct BurnOfRun {
     /// What to multiply, one after another [default: what heats a GPU most; several at level extended]
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     burn_precision: Vec<Precision>,
+    /// Who multiplies [default: auto]
+    #[arg(long, value_name = "ENGINE", value_enum)]
+    burn_engine: Option<EngineChoice>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB [default: 95%]
     #[arg(long, value_name = "SIZE", env = "GPU_VALIDATOR_BURN_MEMORY")]
     burn_memory: Option<BurnMemory>,
@@ -70,6 +73,10 @@ impl BurnOfRun {
                 .map(|it| it.0)
                 .or(memory)
                 .unwrap_or(MemoryShare::DEFAULT),
+            engine: self
+                .burn_engine
+                .or(settings.burn.engine)
+                .unwrap_or_default(),
             share: self.burn_share || settings.burn.share == Some(true),
             ..BurnOptions::lasting(duration)
         }))
@@ -180,6 +187,7 @@ mod tests {
             no_burn: false,
             burn_duration: None,
             burn_precision: Vec::new(),
+            burn_engine: None,
             burn_memory: None,
             burn_share: false,
         }
@@ -199,11 +207,12 @@ mod tests {
 
     #[test]
     fn the_profile_changes_the_level_and_the_command_line_both() {
-        let profile = "levels: {standard: {burn: {duration_s: 30, precisions: [fp64], memory_percent: 50, share: true}}}";
+        let profile = "levels: {standard: {burn: {duration_s: 30, precisions: [fp64], memory_percent: 50, engine: ptx, share: true}}}";
         let burn = |options: &BurnOfRun| plan(profile, Level::Standard, options).expect("a plan");
         let expected = BurnOptions {
             precisions: vec![Precision::Fp64],
             memory: MemoryShare::Percent(50.0),
+            engine: EngineChoice::Ptx,
             share: true,
             ..BurnOptions::lasting(Duration::from_secs(30))
         };
@@ -211,12 +220,14 @@ mod tests {
         let said = BurnOfRun {
             burn_duration: Some(BurnDuration(Duration::from_secs(1))),
             burn_precision: vec![Precision::Bf16],
+            burn_engine: Some(EngineChoice::Cublaslt),
             burn_memory: Some(BurnMemory(MemoryShare::Bytes(1 << 20))),
             ..nothing_said()
         };
         let expected = BurnOptions {
             precisions: vec![Precision::Bf16],
             memory: MemoryShare::Bytes(1 << 20),
+            engine: EngineChoice::Cublaslt,
             share: true,
             ..BurnOptions::lasting(Duration::from_secs(1))
         };

@@ -24,6 +24,7 @@ pub use load::{ProfileError, load, parse};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor, Precision};
 use crate::level::Level;
+use crate::probe::EngineChoice;
 use crate::reference::DriverVersion;
 
 /// What a node must be.
@@ -197,6 +198,8 @@ pub struct BurnProfile {
     pub duration_s: Option<f64>,
     /// One after another; empty: the one that heats a GPU most. What a GPU does not have is left out.
     pub precisions: Vec<Precision>,
+    /// Who multiplies; `auto` by default.
+    pub engine: Option<EngineChoice>,
     /// Share of the free memory that is filled with results; 95 by default.
     pub memory_percent: Option<f64>,
     /// Burns a GPU although other processes use it.
