@@ -20,6 +20,8 @@ type CudaResult<T> = Result<T, CudaFailure>;
 const PRODUCT_TO_GROW_S: f64 = 0.01;
 /// Launched at a time; two of these are under way, so that the GPU never waits for the host.
 const BATCH_S: f64 = 0.1;
+/// Products of the first batch of a trial.
+const TRIAL_BATCH: u64 = 16;
 /// Length of the intervals of throughput.
 const INTERVAL_S: f64 = 0.5;
 /// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting is enough.
@@ -132,7 +134,9 @@ pub(crate) fn try_out(
         clippy::cast_sign_loss,
         reason = "a number of products"
     )]
-    let batch = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, 100_000);
+    let most = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, 100_000);
+    // Launching may take longer than multiplying, so that batches grow only while the host keeps up.
+    let mut batch = most.min(TRIAL_BATCH);
     let mut product = 0;
     let mut seconds = 0.0;
     let mut counted = 0;
@@ -140,6 +144,7 @@ pub(crate) fn try_out(
     let started = Instant::now();
     while started.elapsed() < duration || half.is_none() || counted == 0 {
         let is_counted = half.is_some();
+        let launched = Instant::now();
         before.record()?;
         for _ in 0..batch {
             let place = (layout.result(product), None);
@@ -153,6 +158,9 @@ pub(crate) fn try_out(
             counted += batch;
         } else if started.elapsed() >= duration / 2 {
             half = Some((Instant::now(), energy_j()));
+        }
+        if launched.elapsed().as_secs_f64() < BATCH_S / 2.0 {
+            batch = most.min(batch * 2);
         }
     }
     let power_w = half.and_then(|(since, energy)| {
