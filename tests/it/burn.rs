@@ -17,7 +17,7 @@ const NODE: &str = "g4dn.12xlarge";
 fn command(node: &Node, arguments: &[&str]) -> Command {
     let mut command = node.validator();
     command
-        .args(["burn", "--memory", MEMORY, "--sysroot"])
+        .args(["burn", "--engine", "ptx", "--memory", MEMORY, "--sysroot"])
         .arg(node.sysroot())
         .arg("--json")
         .arg(node.out.path("report.json"))
@@ -270,7 +270,7 @@ const MID_BURN: [(&str, &[&str], &str); 3] = [
 fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
     for (fault, expected, says) in MID_BURN {
         let node = Node::with_fault(NODE, fault);
-        let ran = burn(&node, &["--duration", "1.5s", "--deadline-scale", "0.05"]);
+        let ran = burn(&node, &["--duration", "2.2s", "--deadline-scale", "0.05"]);
         let expected: Vec<String> = expected.iter().map(|&it| it.to_owned()).collect();
         assert_eq!(
             not_green_by_gpu(&node, &ran.report),

@@ -16,8 +16,11 @@ use simulator::wrong_results::{self, WrongArea, WrongResult};
 use crate::node::Node;
 use crate::processes::signal;
 
+/// A kernel, a node of one GPU, and the precision in which that kernel multiplies there.
+type Kernel = (&'static str, &'static str, &'static str);
+
 /// Every kernel, by a node of one GPU that runs it: Hopper's, those for Ampere, that for Ada, and the plain ones.
-const KERNELS: [(&str, &str, &str); 17] = [
+const KERNELS: [Kernel; 17] = [
     ("gemm_sm90a_bf16", "h200x1", "bf16"),
     ("gemm_sm90a_f16", "h200x1", "fp16"),
     ("gemm_sm90a_tf32", "h200x1", "tf32"),
@@ -37,6 +40,17 @@ const KERNELS: [(&str, &str, &str); 17] = [
     ("gemm_sm70_s8", "g4dn.xlarge", "int8"),
 ];
 
+/// cuBLASLt's products in every precision.
+const OF_CUBLASLT: [Kernel; 7] = [
+    ("cublasLtMatmul", "h200x1", "bf16"),
+    ("cublasLtMatmul", "h200x1", "fp16"),
+    ("cublasLtMatmul", "h200x1", "tf32"),
+    ("cublasLtMatmul", "h200x1", "fp8"),
+    ("cublasLtMatmul", "h200x1", "int8"),
+    ("cublasLtMatmul", "h200x1", "fp32"),
+    ("cublasLtMatmul", "h200x1", "fp64"),
+];
+
 /// Products of 256 x 256 (of two tiles or more in every kernel), and few of them in a sweep.
 const SMALL: u64 = 3 << 20;
 /// Products of 512 x 512, with several tiles in a row.
@@ -54,7 +68,17 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(node: &Node, precision: &str, memory: u64) -> Self {
+    fn start(faulty: &Faulty, memory: u64) -> Self {
+        let Faulty {
+            node,
+            kernel,
+            precision,
+        } = faulty;
+        let engine = if kernel.starts_with("gemm") {
+            "ptx"
+        } else {
+            "cublaslt"
+        };
         let device = node.state().scenario().gpus[0].uuid.clone();
         let task = json!({
             "device": device,
@@ -63,6 +87,7 @@ impl Worker {
             "memory": {"bytes": memory},
             "inject": 0,
             "seed": 20_261_120,
+            "engine": engine,
         });
         let mut child = node
             .validator()
@@ -116,10 +141,7 @@ struct Faulty {
 
 impl Faulty {
     /// `steps`: from which launch of the GPU on (of all kernels), and the fault.
-    fn new(
-        (kernel, node, precision): (&'static str, &'static str, &'static str),
-        steps: &[(u64, String)],
-    ) -> Self {
+    fn new((kernel, node, precision): Kernel, steps: &[(u64, String)]) -> Self {
         let change = |fault: &str| format!("{{gpu.wrong_results: {fault}}}");
         let mut fault = format!(
             "description: wrong numbers\nchanges: {}\nharmless: a test of its own\ntrips: {{}}\nthen:\n",
@@ -217,7 +239,8 @@ fn check_examples(faulty: &Faulty, products: &Value, before_sweeps: u64) {
             );
         }
         assert_eq!(of("flipped_bits"), u64::from(flipped.count_ones()));
-        if let Some(sm) = area.sm {
+        let sm = area.sm.filter(|_| kernel.starts_with("gemm"));
+        if let Some(sm) = sm {
             assert_eq!(
                 example["sm"].as_u64(),
                 Some(sm.into()),
@@ -247,7 +270,7 @@ fn launches_before_sweeps(faulty: &Faulty, products: &Value) -> u64 {
 }
 
 /// Spoils results as `kinds` say, one kind after another, and compares what the worker found with what was spoiled.
-fn is_found(kernel: (&'static str, &'static str, &'static str), kinds: &[&str], memory: u64) {
+fn is_found(kernel: Kernel, kinds: &[&str], memory: u64) {
     // Launches from one kind to the next: more than are under way at a time.
     const PERIOD: u64 = 64;
     let steps: Vec<(u64, String)> = (1..)
@@ -259,7 +282,7 @@ fn is_found(kernel: (&'static str, &'static str, &'static str), kinds: &[&str], 
         .collect();
     let faulty = Faulty::new(kernel, &steps);
     let last = steps.last().expect("a kind").0 + PERIOD;
-    let worker = Worker::start(&faulty.node, faulty.precision, memory);
+    let worker = Worker::start(&faulty, memory);
     let state = faulty.node.state();
     let products = worker.until(|| state.state().gpu(0).launches() > last);
     let wrong = faulty.wrong();
@@ -303,6 +326,22 @@ fn wrong_rows_tiles_and_multiprocessors_are_found_in_every_kernel() {
     in_two_threads(&cases, |(kernel, kind)| is_found(kernel, &[kind], MEDIUM));
 }
 
+/// cuBLASLt's tiles and multiprocessors are its own, so that elements are named and the multiprocessor is not.
+#[test]
+fn wrong_numbers_of_cublaslt_are_found() {
+    let kinds = [
+        "kind: bit",
+        "kind: element",
+        "kind: nan",
+        "kind: infinity",
+        "kind: same-every-time",
+        "kind: two-rows",
+        "kind: row",
+        "kind: tile",
+    ];
+    in_two_threads(&OF_CUBLASLT, |kernel| is_found(kernel, &kinds, SMALL));
+}
+
 /// Each bit of each corner of each tile, one a product.
 #[test]
 fn every_bit_of_every_corner_of_a_tile_is_found() {
@@ -312,7 +351,7 @@ fn every_bit_of_every_corner_of_a_tile_is_found() {
         let corners = "{place: tile-corners, first_launch: 320, every_launches: 1}";
         let steps = [(64, first.to_owned()), (320, corners.to_owned())];
         let faulty = Faulty::new(kernel, &steps);
-        let worker = Worker::start(&faulty.node, faulty.precision, SMALL);
+        let worker = Worker::start(&faulty, SMALL);
         // Tiles are of 64 x 64 elements at least.
         let (bits, tiles) = match (faulty.kernel, faulty.precision) {
             ("gemm_sm70_f64", _) => (64, 16),
@@ -349,7 +388,7 @@ fn nothing_is_found_in(sweeps: u64) {
         let started = Instant::now();
         // As few results as there can be, of 256 x 256 elements of a word or two; a sweep goes over all of them.
         let memory = faulty.words_of_element() * (1536 << 10);
-        let worker = Worker::start(&faulty.node, faulty.precision, memory);
+        let worker = Worker::start(&faulty, memory);
         let result = 256 * 256 * 4 * faulty.words_of_element();
         // Operands take 64 KiB each, and the reference is a result.
         let results = (memory - 2 * (64 << 10) - result) / result;

@@ -20,6 +20,8 @@ type CudaResult<T> = Result<T, CudaFailure>;
 const PRODUCT_TO_GROW_S: f64 = 0.01;
 /// Launched at a time; two of these are under way, so that the GPU never waits for the host.
 const BATCH_S: f64 = 0.1;
+/// Products of the first batch of a trial.
+const TRIAL_BATCH: u64 = 16;
 /// Length of the intervals of throughput.
 const INTERVAL_S: f64 = 0.5;
 /// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting is enough.
@@ -151,14 +153,20 @@ pub(crate) fn try_out(
         clippy::cast_sign_loss,
         reason = "a number of products"
     )]
-    let batch = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, layout.results_count);
+    let most = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, layout.results_count);
+    // Launching may take longer than multiplying, so that batches grow only while the host keeps up.
+    let mut batch = most.min(TRIAL_BATCH);
     let mut number = 0;
     let (started, energy_before) = (Instant::now(), energy_j());
     while number == 0 || started.elapsed() < duration {
+        let launched = Instant::now();
         for _ in 0..batch {
             let place = (layout.result(number), None);
             gemm.multiply(&operands, gpu.arena.address(), layout, place, None)?;
             number += 1;
+        }
+        if launched.elapsed().as_secs_f64() < BATCH_S / 2.0 {
+            batch = most.min(batch * 2);
         }
         end.record()?;
         end.wait()?;
