@@ -80,6 +80,13 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
             ),
         ),
         step("terraform", "cargo xtask tf check"),
+        step(
+            "manifests",
+            &format!(
+                "cargo xtask k8s check && cargo xtask tools linters && {}/hadolint manifests/kubernetes/Dockerfile",
+                linters.display()
+            ),
+        ),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify --sbom"),
         step("images", "cargo xtask images"),

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// Also prove that the binary needs nothing newer than glibc 2.28, and start it on Debian 11
     #[arg(long)]
     verify: bool,
-    /// Also list what the binary is made of: gpu-validator.cdx.json (CycloneDX)
+    /// Also list what the binary is made of: gpu-validator.cdx.json (`CycloneDX`)
     #[arg(long)]
     sbom: bool,
 }

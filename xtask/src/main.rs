@@ -15,15 +15,18 @@ mod codegen;
 mod debian_userland;
 mod dist;
 mod fault_matrix;
+mod fleet;
 mod fuzz;
 mod glibc_floor;
 mod images;
 mod interrupts;
 mod junit_readers;
+mod k8s;
 mod kernels;
 mod nvml_clients;
 mod packer;
 mod runner_image;
+mod runners;
 mod sbom;
 mod simulate;
 mod tf;
@@ -57,6 +60,9 @@ enum Task {
     JunitReaders(junit_readers::Arguments),
     NvmlClients(nvml_clients::Arguments),
     Fuzz(fuzz::Arguments),
+    K8s(k8s::Arguments),
+    Runners(runners::Arguments),
+    Fleet(fleet::Arguments),
     /// Build the GPU kernels to PTX and cubins
     Kernels {
         #[arg(long)]
@@ -90,6 +96,9 @@ fn main() -> ExitCode {
         Task::Ami(arguments) => return ami::run(&arguments),
         Task::RunnerImage(arguments) => runner_image::run(&arguments),
         Task::Images(arguments) => images::run(&arguments),
+        Task::K8s(arguments) => return code_or_bad_input(k8s::run(&arguments)),
+        Task::Fleet(arguments) => return code_or_bad_input(fleet::run(&arguments)),
+        Task::Runners(arguments) => runners::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),
@@ -109,12 +118,37 @@ fn main() -> ExitCode {
     }
 }
 
+/// For tasks whose exit code 1 is a verdict.
+fn code_or_bad_input(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(EXIT_CODE_BAD_INPUT)
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     #[test]
     fn the_command_line_is_consistent() {
         super::CommandLine::command().debug_assert();
+    }
+
+    /// Every `cargo xtask` in the guide to Kubernetes is one that this task takes.
+    #[test]
+    fn the_guides_commands_are_understood() {
+        let guide = include_str!("../../docs/kubernetes.md");
+        let commands: Vec<&str> = guide
+            .lines()
+            .filter_map(|line| line.strip_prefix("cargo xtask "))
+            .collect();
+        assert!(commands.len() >= 12, "{commands:?}");
+        for command in commands {
+            let words = ["xtask"].into_iter().chain(command.split_whitespace());
+            if let Err(error) = super::CommandLine::try_parse_from(words) {
+                panic!("cargo xtask {command}: {error}");
+            }
+        }
     }
 }

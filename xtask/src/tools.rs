@@ -288,7 +288,15 @@ pub(crate) const CHECKOV: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 8] = [
+/// JSON schemas of each Kubernetes version.
+pub(crate) const KUBERNETES_SCHEMAS: PythonTools = PythonTools {
+    name: "kubernetes-schemas",
+    purpose: "checking Kubernetes manifests against the schemas of each version",
+    packages: &["kubernetes-validate==1.37.0"],
+    source_packages: &[],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 9] = [
     &ZIGBUILD,
     &JUNIT_READERS,
     &NVML_CLIENTS,
@@ -296,6 +304,7 @@ const PYTHON_TOOLS: [&PythonTools; 8] = [
     &MOTO,
     &AWS_CLI,
     &CHECKOV,
+    &KUBERNETES_SCHEMAS,
     &GO,
 ];
 

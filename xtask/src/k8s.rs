@@ -1,0 +1,160 @@
+//! `cargo xtask k8s`: the manifests of `manifests/kubernetes` checked, compared, applied, and a validation started with them.
+
+mod check;
+mod e2e;
+mod invariants;
+pub(crate) mod kubectl;
+pub(crate) mod manifests;
+mod schemas;
+mod validate;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{bail, ensure};
+use kubectl::Kubectl;
+use manifests::{Manifests, Overlay};
+
+/// Check, compare, apply and delete the Kubernetes manifests, and validate nodes with them
+#[derive(Debug, clap::Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Task {
+    /// Print an overlay's manifests, as `apply` would apply them
+    Build(OverlayArguments),
+    /// Show what `apply` would change in the cluster; ends with 0 where nothing would change
+    Diff(ClusterArguments),
+    /// Apply an overlay to the cluster: server-side, so that what others own is named and not overwritten
+    Apply(ApplyArguments),
+    /// Delete what an overlay applied, and nothing else
+    Delete(DeleteArguments),
+    Validate(validate::Arguments),
+    /// Check every overlay against the schemas of each Kubernetes version, security policies and the validator's own list
+    /// of rights; needs no cluster
+    Check,
+    E2e(e2e::Arguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct OverlayArguments {
+    /// A folder of manifests/kubernetes/overlays
+    #[arg(value_name = "OVERLAY")]
+    overlay: Overlay,
+}
+
+#[derive(Debug, clap::Args)]
+struct ClusterArguments {
+    #[command(flatten)]
+    overlay: OverlayArguments,
+    /// A context of the kubeconfig instead of its current one
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct ApplyArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    /// Let production run images that are named by tag only
+    #[arg(long)]
+    allow_tags: bool,
+    /// Let the API server check everything and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct DeleteArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let done = match &arguments.task {
+        Task::Validate(arguments) => return validate::run(arguments),
+        Task::Build(arguments) => build(&arguments.overlay),
+        Task::Diff(arguments) => return diff(arguments),
+        Task::Apply(arguments) => apply(arguments),
+        Task::Delete(arguments) => delete(arguments),
+        Task::Check => check::run(),
+        Task::E2e(arguments) => e2e::run(arguments),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+impl ClusterArguments {
+    fn open(&self) -> anyhow::Result<(Manifests, Kubectl)> {
+        let manifests = Manifests::of_overlay(&self.overlay.overlay)?;
+        Ok((manifests, Kubectl::find(self.context.as_deref())?))
+    }
+}
+
+fn build(overlay: &Overlay) -> anyhow::Result<()> {
+    let manifests = Manifests::of_overlay(overlay)?;
+    std::io::stdout().write_all(manifests.text().as_bytes())?;
+    Ok(())
+}
+
+fn diff(arguments: &ClusterArguments) -> anyhow::Result<ExitCode> {
+    let overlay = &arguments.overlay.overlay;
+    let (manifests, kubectl) = arguments.open()?;
+    if kubectl.differs(manifests.text())? {
+        eprintln!("the cluster differs from overlay {overlay}");
+        return Ok(ExitCode::FAILURE);
+    }
+    println!("the cluster is as overlay {overlay} says");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn apply(arguments: &ApplyArguments) -> anyhow::Result<()> {
+    let overlay = &arguments.cluster.overlay.overlay;
+    let (manifests, kubectl) = arguments.cluster.open()?;
+    let by_tag = manifests.images_without_digest();
+    if overlay.is_production() && !arguments.allow_tags && !by_tag.is_empty() {
+        bail!(
+            "production runs images by digest, and these have a tag only: {}; name their digests in \
+             manifests/kubernetes/images/kustomization.yaml, or give --allow-tags",
+            by_tag.join(", ")
+        );
+    }
+    let mut command = vec!["apply", "--server-side", "--field-manager=gpu-bringup"];
+    if arguments.dry_run {
+        command.push("--dry-run=server");
+    }
+    command.extend(["--filename", "-"]);
+    kubectl.run(&command, manifests.text())?;
+    if !arguments.dry_run {
+        println!(
+            "overlay {overlay} is applied; each GPU node is validated now: kubectl get nodes -l nvidia.com/gpu=true"
+        );
+    }
+    Ok(())
+}
+
+fn delete(arguments: &DeleteArguments) -> anyhow::Result<()> {
+    let overlay = &arguments.cluster.overlay.overlay;
+    let (manifests, kubectl) = arguments.cluster.open()?;
+    if !arguments.yes {
+        println!(
+            "this deletes the {} objects of overlay {overlay}, the device plugin among them: no new pod gets a GPU then",
+            manifests.objects().len()
+        );
+        print!("type the overlay's name to go on: ");
+        std::io::stdout().flush()?;
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer)?;
+        ensure!(answer.trim() == overlay.to_string(), "nothing was deleted");
+    }
+    kubectl.run(
+        &["delete", "--ignore-not-found", "--filename", "-"],
+        manifests.text(),
+    )
+}

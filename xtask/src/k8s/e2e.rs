@@ -1,0 +1,430 @@
+//! `cargo xtask k8s e2e`: the manifests and the gate against a real API server, with etcd, on this machine.
+//!
+//! There is no kubelet and no controller: nodes and pods are objects that this task makes. What is tried is what the API
+//! server decides: whether it takes the manifests, what the gate's account may do, and what the gate changes.
+
+mod server;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use server::Server;
+use xshell::cmd;
+
+use super::check::{self, Right};
+use super::kubectl::Kubectl;
+use super::manifests::{Manifests, Overlay};
+use crate::simulate::Simulator;
+use crate::workspace;
+
+const SYSTEM: &str = "gpu-bringup-system";
+const JOBS: &str = "gpu-bringup";
+const GATE: &str = "gpu-validator-gate";
+const TAINT: &str = "gpu-bringup.dev/unvalidated";
+/// A policy reaches the part of the API server that applies it within about a second.
+const POLICY_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Try manifests and gate on a real API server on this machine
+///
+/// Needs etcd (Debian: etcd-server) and openssl; kube-apiserver and kubectl are built from their Go module, which takes ten
+/// minutes once. CI does not run it.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The server's folder is kept, logs included
+    #[arg(long)]
+    keep: bool,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let shell = workspace::shell()?;
+    let cargo = workspace::cargo();
+    cmd!(shell, "{cargo} build --quiet --package validator")
+        .quiet()
+        .run()?;
+    let asked = check::asked(&shell)?;
+    let server = Server::start(arguments.keep)?;
+    let admin = server.kubectl(server::ADMIN_TOKEN);
+    for overlay in Overlay::all()? {
+        applied(&admin, &overlay)?;
+    }
+    // A controller makes these in a cluster; pods are refused without them.
+    for namespace in [SYSTEM, JOBS, "kube-system"] {
+        let account = [
+            "create",
+            "serviceaccount",
+            "default",
+            "--namespace",
+            namespace,
+        ];
+        admin.text(&account, "")?;
+    }
+    accounts_have_their_rights(&admin, &asked)?;
+    pods_fit_their_namespaces(&admin)?;
+    gate_opens_and_closes(&server, &admin)?;
+    println!(
+        "k8s e2e: everything was as it should be, on {}",
+        server.version()?
+    );
+    Ok(())
+}
+
+fn step(text: &str) {
+    println!("ok  {text}");
+}
+
+/// The overlay is taken as it is, with every field known; a second time nothing differs.
+fn applied(admin: &Kubectl, overlay: &Overlay) -> anyhow::Result<()> {
+    admin.text(
+        &["apply", "--server-side", "--filename", "-"],
+        SERVICE_MONITOR_DEFINITION,
+    )?;
+    admin.text(
+        &[
+            "wait",
+            "--for=condition=Established",
+            "crd/servicemonitors.monitoring.coreos.com",
+        ],
+        "",
+    )?;
+    let manifests = Manifests::of_overlay(overlay)?;
+    let apply = [
+        "apply",
+        "--server-side",
+        "--validate=strict",
+        "--field-manager=gpu-bringup",
+        "--filename",
+        "-",
+    ];
+    let said = admin.text(&apply, manifests.text())?;
+    ensure!(
+        said.lines().count() == manifests.objects().len(),
+        "{} objects were applied of {}",
+        said.lines().count(),
+        manifests.objects().len()
+    );
+    ensure!(
+        !admin.differs(manifests.text())?,
+        "overlay {overlay} differs from what was just applied"
+    );
+    step(&format!(
+        "overlay {overlay}: {} objects applied",
+        manifests.objects().len()
+    ));
+    Ok(())
+}
+
+/// The kind that the Prometheus operator brings, whatever its fields: those are checked elsewhere.
+const SERVICE_MONITOR_DEFINITION: &str = r#"{
+"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+"metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+"spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
+ "names": {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"},
+ "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+  {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
+
+/// Each account may do what the code asks for, and nothing else.
+fn accounts_have_their_rights(admin: &Kubectl, asked: &BTreeSet<Right>) -> anyhow::Result<()> {
+    // What every account may do: ask who it is and what it may do.
+    let everybodys: BTreeSet<Right> = rights_of(admin, SYSTEM, "gpu-validator-health", SYSTEM)?;
+    ensure!(
+        everybodys
+            .iter()
+            .all(|it| it.resource.starts_with("self") && it.verb == "create"),
+        "an account without a role may {everybodys:?}"
+    );
+    ensure!(
+        rights_of(admin, JOBS, "gpu-validator-job", JOBS)? == everybodys,
+        "the account of the jobs has rights"
+    );
+    let in_namespace = |namespace: &str| -> anyhow::Result<BTreeSet<Right>> {
+        let all = rights_of(admin, SYSTEM, GATE, namespace)?;
+        Ok(all.difference(&everybodys).cloned().collect())
+    };
+    let with_logs = in_namespace("kube-system")?;
+    ensure!(
+        with_logs == *asked,
+        "in kube-system the gate may {with_logs:?}, the code asks for {asked:?}"
+    );
+    let elsewhere = in_namespace("default")?;
+    let of_the_device_plugin = ["events", "pods/log"];
+    let expected: BTreeSet<Right> = asked
+        .iter()
+        .filter(|it| !of_the_device_plugin.contains(&it.resource.as_str()))
+        .cloned()
+        .collect();
+    ensure!(
+        elsewhere == expected,
+        "outside kube-system the gate may {elsewhere:?}"
+    );
+    step(&format!(
+        "{GATE} has the {} rights that the code asks for and no other; the other accounts have none",
+        asked.len()
+    ));
+    Ok(())
+}
+
+/// Every right of an account in a namespace, as the API server answers.
+fn rights_of(
+    admin: &Kubectl,
+    home: &str,
+    account: &str,
+    namespace: &str,
+) -> anyhow::Result<BTreeSet<Right>> {
+    let user = format!("--as=system:serviceaccount:{home}:{account}");
+    let list = admin.text(
+        &["auth", "can-i", "--list", &user, "--namespace", namespace],
+        "",
+    )?;
+    let mut rights = BTreeSet::new();
+    for line in list.lines().skip(1).filter(|it| !it.starts_with(' ')) {
+        let (name, rest) = line
+            .split_once(' ')
+            .with_context(|| format!("kubectl said {line:?}"))?;
+        let names = rest
+            .trim_end_matches(']')
+            .rsplit_once('[')
+            .with_context(|| format!("kubectl said {line:?}"))?;
+        let (resource, group) = name.split_once('.').unwrap_or((name, ""));
+        for verb in names.1.split_whitespace() {
+            rights.insert(Right {
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                verb: verb.to_owned(),
+            });
+        }
+    }
+    Ok(rights)
+}
+
+/// Pod Security admission takes every pod of the manifests where it is to run, and no other pod among the jobs.
+fn pods_fit_their_namespaces(admin: &Kubectl) -> anyhow::Result<()> {
+    let overlay: Overlay = "production".parse()?;
+    let manifests = Manifests::of_overlay_with_jobs(&overlay, &["node", "fleet"])?;
+    let mut count = 0;
+    for object in manifests.objects() {
+        let Some(spec) = super::manifests::pod_spec(object) else {
+            continue;
+        };
+        let namespace = object["metadata"]["namespace"]
+            .as_str()
+            .context("no namespace")?;
+        let name = object["metadata"]["name"].as_str().context("no name")?;
+        create(admin, &pod(name, namespace, spec), true)
+            .with_context(|| format!("a pod of {name} in {namespace}"))?;
+        count += 1;
+    }
+    for (kind, name) in [
+        ("Job", "gpu-validator-node"),
+        ("Job", "gpu-validator-fleet"),
+    ] {
+        create(admin, manifests.object(kind, name)?, true)?;
+    }
+    let gate = manifests.object("DaemonSet", GATE)?;
+    let mut stranger = pod("stranger", JOBS, &gate["spec"]["template"]["spec"]);
+    stranger["spec"]["serviceAccountName"] = json!("gpu-validator-job");
+    let create = ["create", "--dry-run=server", "--filename", "-"];
+    let refused = admin.refusal(&create, &stranger.to_string());
+    ensure!(
+        refused
+            .as_ref()
+            .is_some_and(|it| it.contains("violates PodSecurity")),
+        "namespace {JOBS} takes a pod with CAP_SYSLOG and folders of the node: {refused:?}"
+    );
+    step(&format!(
+        "Pod Security admission takes the pods of {count} objects, and refuses the gate's among the jobs"
+    ));
+    Ok(())
+}
+
+fn pod(name: &str, namespace: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    })
+}
+
+fn create(admin: &Kubectl, object: &Value, dry_run: bool) -> anyhow::Result<()> {
+    let mut arguments = vec!["create", "--validate=strict", "--filename", "-"];
+    if dry_run {
+        arguments.push("--dry-run=server");
+    }
+    admin.text(&arguments, &object.to_string()).map(drop)
+}
+
+/// The gate, with the token of a pod of its own, on simulated nodes.
+fn gate_opens_and_closes(server: &Server, admin: &Kubectl) -> anyhow::Result<()> {
+    let manifests = Manifests::of_overlay(&"staging".parse()?)?;
+    let mut spec = manifests.object("DaemonSet", GATE)?["spec"]["template"]["spec"].clone();
+    for node in ["healthy", "broken", "other"] {
+        create(admin, &node_object(node), false)?;
+        spec["nodeName"] = json!(node);
+        create(admin, &pod(&format!("gate-{node}"), SYSTEM, &spec), false)?;
+    }
+    let simulator = Simulator::build()?;
+    own_node_only(server, admin)?;
+    for (node, faults, code, status, tainted) in [
+        ("healthy", vec![], 0, "True", false),
+        ("broken", vec!["xid-79".to_owned()], 1, "False", true),
+    ] {
+        let kubeconfig = server.kubeconfig(&gate_token(admin, node)?)?;
+        let simulated = simulator.prepare("p5.48xlarge", &faults, &[])?;
+        let mut gate = gate_command(&kubeconfig, node);
+        simulated.apply(&mut gate);
+        let output = gate.output().context("the gate does not start")?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            output.status.code() == Some(code),
+            "the gate of node {node} ended with {}, expected {code}:\n{said}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        drop(simulated);
+        let object = admin.json(&["get", "node", node, "--output=json"])?;
+        ensure!(
+            is_tainted(&object) == tainted,
+            "node {node} has the taints {}",
+            object["spec"]["taints"]
+        );
+        ensure!(
+            condition(&object) == Some(status),
+            "node {node} has the conditions {}",
+            object["status"]["conditions"]
+        );
+        let summary = object["metadata"]["annotations"]["gpu-bringup.dev/validation"].as_str();
+        ensure!(
+            summary.is_some_and(|it| it.contains("exitCode")),
+            "node {node} has no summary"
+        );
+        step(&format!(
+            "node {node}: gate ended with {code}, GpuValidated={status}, taint {}",
+            if tainted { "kept" } else { "removed" }
+        ));
+    }
+    Ok(())
+}
+
+/// A gate that was taken over can open no other node, and do nothing else to its own.
+fn own_node_only(server: &Server, admin: &Kubectl) -> anyhow::Result<()> {
+    let gate = server.kubectl(&gate_token(admin, "other")?);
+    let open = [
+        "patch",
+        "node",
+        "healthy",
+        "--type=merge",
+        "--patch",
+        r#"{"spec":{"taints":[]}}"#,
+    ];
+    let deadline = Instant::now() + POLICY_DEADLINE;
+    loop {
+        match gate.refusal(&open, "") {
+            Some(text) if text.contains("only the node that its pod runs on") => break,
+            Some(text) => bail!("the gate was refused for another reason: {text}"),
+            None if Instant::now() > deadline => bail!("a gate on one node can open another"),
+            None => {
+                // The policy is not in force yet: close the node again.
+                let taints = json!({"spec": {"taints": [{"key": TAINT, "effect": "NoSchedule"}]}})
+                    .to_string();
+                admin.text(
+                    &[
+                        "patch",
+                        "node",
+                        "healthy",
+                        "--type=merge",
+                        "--patch",
+                        &taints,
+                    ],
+                    "",
+                )?;
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
+    }
+    for (change, expected) in [
+        (
+            r#"{"metadata":{"labels":{"role":"control-plane"}}}"#,
+            "may not change labels",
+        ),
+        (r#"{"spec":{"unschedulable":true}}"#, "may not cordon"),
+        (
+            r#"{"spec":{"taints":[{"key":"gpu-bringup.dev/unvalidated","effect":"NoSchedule"}]}}"#,
+            "no taint but",
+        ),
+    ] {
+        let text = gate.refusal(
+            &["patch", "node", "other", "--type=merge", "--patch", change],
+            "",
+        );
+        ensure!(
+            text.as_ref().is_some_and(|it| it.contains(expected)),
+            "the gate changed its node by {change}: {text:?}"
+        );
+    }
+    step(
+        "the gate's token opens no other node, and changes neither labels, nor other taints, nor whether a node is cordoned",
+    );
+    Ok(())
+}
+
+fn node_object(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu": "true", "kubernetes.io/hostname": name}},
+        "spec": {"taints": [
+            {"key": TAINT, "effect": "NoSchedule"},
+            {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},
+        ]},
+    })
+}
+
+fn is_tainted(node: &Value) -> bool {
+    let taints = node["spec"]["taints"].as_array();
+    taints.is_some_and(|them| them.iter().any(|it| it["key"] == TAINT))
+}
+
+fn condition(node: &Value) -> Option<&str> {
+    let conditions = node["status"]["conditions"].as_array()?;
+    let ours = conditions.iter().find(|it| it["type"] == "GpuValidated")?;
+    ours["status"].as_str()
+}
+
+/// As the kubelet asks for it: bound to the pod, so that it names the node.
+fn gate_token(admin: &Kubectl, node: &str) -> anyhow::Result<String> {
+    let pod = format!("--bound-object-name=gate-{node}");
+    let token = admin.text(
+        &[
+            "create",
+            "token",
+            GATE,
+            "--namespace",
+            SYSTEM,
+            "--bound-object-kind=Pod",
+            &pod,
+        ],
+        "",
+    )?;
+    Ok(token.trim().to_owned())
+}
+
+fn gate_command(kubeconfig: &Path, node: &str) -> Command {
+    let mut command = Command::new(workspace::target().join("debug/gpu-validator"));
+    command
+        .args([
+            "kubernetes",
+            "gate",
+            "--level=quick",
+            "--allow-simulated",
+            "--node-name",
+            node,
+        ])
+        .arg("--kubeconfig")
+        .arg(kubeconfig);
+    workspace::without_cargos_library_path(&mut command);
+    command
+}

@@ -1,0 +1,203 @@
+//! etcd and kube-apiserver, for as long as a test lasts.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use crate::k8s::kubectl::Kubectl;
+use crate::tools::go::{KUBE_APISERVER, KUBECTL};
+use crate::workspace;
+
+/// A token of group system:masters, for a server that listens on the loopback interface only.
+pub(super) const ADMIN_TOKEN: &str = "the-tests-own-admin";
+/// A cold start of both takes ten seconds on two busy cores.
+const START_DEADLINE: Duration = Duration::from_secs(90);
+
+#[derive(Debug)]
+pub(super) struct Server {
+    folder: PathBuf,
+    url: String,
+    kubectl: PathBuf,
+    processes: Vec<Child>,
+    keep: bool,
+}
+
+impl Server {
+    pub(super) fn start(keep: bool) -> anyhow::Result<Server> {
+        let (program, kubectl) = (KUBE_APISERVER.install()?, KUBECTL.install()?);
+        let folder = workspace::target().join(format!("kubernetes/e2e-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let [client, peer, secure] = [free_port()?, free_port()?, free_port()?];
+        let mut server = Server {
+            url: format!("https://127.0.0.1:{secure}"),
+            folder,
+            kubectl,
+            processes: Vec::new(),
+            keep,
+        };
+        server.start_etcd(client, peer)?;
+        server.start_api_server(&program, client, secure)?;
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn start_etcd(&mut self, client: u16, peer: u16) -> anyhow::Result<()> {
+        let client = format!("http://127.0.0.1:{client}");
+        let mut etcd = Command::new("etcd");
+        etcd.arg("--data-dir")
+            .arg(self.folder.join("etcd"))
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args(["--listen-peer-urls", &format!("http://127.0.0.1:{peer}")]);
+        self.spawn("etcd", etcd).map_err(|error| match error.downcast_ref::<std::io::Error>() {
+            Some(it) if it.kind() == ErrorKind::NotFound => {
+                anyhow::anyhow!("etcd is not on the PATH; install it (Debian and Ubuntu: apt-get install etcd-server)")
+            }
+            _ => error,
+        })
+    }
+
+    fn start_api_server(&mut self, program: &Path, etcd: u16, port: u16) -> anyhow::Result<()> {
+        let key = self.folder.join("service-accounts.key");
+        let made = Command::new("openssl")
+            .args(["genrsa", "-out"])
+            .arg(&key)
+            .arg("2048")
+            .output();
+        if !made.context("openssl does not start")?.status.success() {
+            bail!("openssl made no key");
+        }
+        let tokens = self.folder.join("tokens.csv");
+        std::fs::write(
+            &tokens,
+            format!("{ADMIN_TOKEN},admin,admin,system:masters\n"),
+        )?;
+        let mut command = Command::new(program);
+        command
+            .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
+            .arg(format!("--secure-port={port}"))
+            .arg(format!(
+                "--cert-dir={}",
+                self.folder.join("certificates").display()
+            ))
+            .arg(format!("--token-auth-file={}", tokens.display()))
+            .arg(format!("--service-account-key-file={}", key.display()))
+            .arg(format!(
+                "--service-account-signing-key-file={}",
+                key.display()
+            ))
+            .args([
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--bind-address=127.0.0.1",
+                "--authorization-mode=RBAC",
+                "--service-cluster-ip-range=10.0.0.0/24",
+                "--allow-privileged=true",
+            ]);
+        self.spawn("kube-apiserver", command)
+    }
+
+    fn spawn(&mut self, name: &str, mut command: Command) -> anyhow::Result<()> {
+        let log = File::create(self.folder.join(format!("{name}.log")))?;
+        let child = command.stdout(log.try_clone()?).stderr(log).spawn()?;
+        self.processes.push(child);
+        Ok(())
+    }
+
+    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
+        let admin = self.kubectl(ADMIN_TOKEN);
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            for process in &mut self.processes {
+                if let Some(status) = process.try_wait()? {
+                    self.keep = true;
+                    bail!(
+                        "etcd or kube-apiserver ended with {status}; logs: {}",
+                        self.folder.display()
+                    );
+                }
+            }
+            if admin.refusal(&["get", "--raw", "/readyz"], "").is_none() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                self.keep = true;
+                bail!(
+                    "kube-apiserver is not ready; logs: {}",
+                    self.folder.display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.folder.join("certificates/apiserver.crt")
+    }
+
+    pub(super) fn kubectl(&self, token: &str) -> Kubectl {
+        let options = vec![
+            format!("--server={}", self.url),
+            format!("--certificate-authority={}", self.certificate().display()),
+            format!("--token={token}"),
+            "--kubeconfig=/dev/null".to_owned(),
+        ];
+        Kubectl::with(self.kubectl.clone(), options)
+    }
+
+    /// A kubeconfig with this token.
+    pub(super) fn kubeconfig(&self, token: &str) -> anyhow::Result<PathBuf> {
+        let path = self.folder.join("kubeconfig");
+        let config = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "e2e",
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
+            "clusters": [{"name": "e2e", "cluster": {
+                "server": self.url,
+                "certificate-authority": self.certificate(),
+            }}],
+            "users": [{"name": "e2e", "user": {"token": token}}],
+        });
+        std::fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
+    pub(super) fn version(&self) -> anyhow::Result<String> {
+        let admin = self.kubectl(ADMIN_TOKEN);
+        let version = admin.json(&["version", "--output=json"])?;
+        Ok(format!(
+            "kube-apiserver {}",
+            version["serverVersion"]["gitVersion"]
+                .as_str()
+                .unwrap_or("?")
+        ))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for process in self.processes.iter_mut().rev() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        if self.keep {
+            eprintln!("kept: {}", self.folder.display());
+        } else {
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// A port that nothing listens on now.
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

@@ -1,0 +1,232 @@
+//! The manifests as kustomize builds them.
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize as _;
+use serde_json::Value;
+use xshell::cmd;
+
+use crate::tools::go::KUSTOMIZE;
+use crate::workspace;
+
+/// A folder of `manifests/kubernetes/overlays`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Overlay(String);
+
+impl Overlay {
+    /// All overlays, by name.
+    pub(crate) fn all() -> anyhow::Result<Vec<Overlay>> {
+        let folder = folder().join("overlays");
+        let entries = std::fs::read_dir(&folder)
+            .with_context(|| format!("cannot list {}", folder.display()))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        if names.is_empty() {
+            bail!("no overlay in {}", folder.display());
+        }
+        Ok(names.into_iter().map(Overlay).collect())
+    }
+
+    pub(crate) fn is_production(&self) -> bool {
+        self.0 == "production"
+    }
+}
+
+impl std::str::FromStr for Overlay {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        let all = Overlay::all()?;
+        if let Some(overlay) = all.iter().find(|it| it.0 == name) {
+            return Ok(overlay.clone());
+        }
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+        bail!("no overlay `{name}`, expected {}", names.join(" or "));
+    }
+}
+
+impl fmt::Display for Overlay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// `manifests/kubernetes` of this checkout.
+pub(crate) fn folder() -> PathBuf {
+    workspace::root().join("manifests/kubernetes")
+}
+
+/// What kustomize made of an overlay.
+#[derive(Debug)]
+pub(crate) struct Manifests {
+    text: String,
+    objects: Vec<Value>,
+}
+
+impl Manifests {
+    pub(crate) fn of_overlay(overlay: &Overlay) -> anyhow::Result<Manifests> {
+        Self::build(&folder().join("overlays").join(&overlay.0))
+    }
+
+    /// An overlay together with folders of `manifests/kubernetes/jobs`, so that names with hashes are the overlay's.
+    pub(crate) fn of_overlay_with_jobs(
+        overlay: &Overlay,
+        jobs: &[&str],
+    ) -> anyhow::Result<Manifests> {
+        // kustomize takes folders by relative paths only.
+        let composed = workspace::target().join("kubernetes").join(format!(
+            "{overlay}-{}-{}",
+            jobs.join("-"),
+            std::process::id()
+        ));
+        let shell = workspace::shell()?;
+        shell.create_dir(&composed)?;
+        let relative = relative_path(&composed, &folder());
+        let mut text =
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n"
+                .to_owned();
+        let _ = writeln!(text, "  - {relative}/overlays/{overlay}");
+        for job in jobs {
+            let _ = writeln!(text, "  - {relative}/jobs/{job}");
+        }
+        let _ = writeln!(text, "components:\n  - {relative}/images");
+        shell.write_file(composed.join("kustomization.yaml"), text)?;
+        let built = Self::build(&composed);
+        shell.remove_path(&composed)?;
+        built
+    }
+
+    fn build(folder: &Path) -> anyhow::Result<Manifests> {
+        let kustomize = KUSTOMIZE.install()?;
+        let shell = workspace::shell()?;
+        let text = cmd!(shell, "{kustomize} build {folder}")
+            .quiet()
+            .read()
+            .with_context(|| format!("kustomize cannot build {}", folder.display()))?;
+        Self::parse(text + "\n")
+    }
+
+    pub(super) fn parse(text: String) -> anyhow::Result<Manifests> {
+        let mut objects = Vec::new();
+        for document in serde_yaml::Deserializer::from_str(&text) {
+            objects.push(Value::deserialize(document).context("kustomize wrote bad YAML")?);
+        }
+        if objects.is_empty() {
+            bail!("kustomize built no object");
+        }
+        Ok(Manifests { text, objects })
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn objects(&self) -> &[Value] {
+        &self.objects
+    }
+
+    pub(crate) fn object(&self, kind: &str, name: &str) -> anyhow::Result<&Value> {
+        self.objects
+            .iter()
+            .find(|it| it["kind"] == kind && it["metadata"]["name"] == name)
+            .with_context(|| format!("no {kind} {name} among the manifests"))
+    }
+
+    /// Every image, once each, in order of appearance.
+    pub(crate) fn images(&self) -> Vec<String> {
+        let mut images: Vec<String> = Vec::new();
+        for pod in self.objects.iter().filter_map(pod_spec) {
+            for container in containers(pod) {
+                let image = container["image"].as_str().unwrap_or_default().to_owned();
+                if !images.contains(&image) {
+                    images.push(image);
+                }
+            }
+        }
+        images
+    }
+
+    pub(crate) fn images_without_digest(&self) -> Vec<String> {
+        let mut images = self.images();
+        images.retain(|image| !image.contains("@sha256:"));
+        images
+    }
+}
+
+/// The specification of the pods that an object makes.
+pub(crate) fn pod_spec(object: &Value) -> Option<&Value> {
+    let template = match object["kind"].as_str()? {
+        "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"],
+        "DaemonSet" | "Deployment" | "Job" => &object["spec"]["template"],
+        _ => return None,
+    };
+    Some(&template["spec"])
+}
+
+/// All containers of a pod, those that run first included.
+pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
+    ["initContainers", "containers"]
+        .into_iter()
+        .flat_map(|kind| pod[kind].as_array().into_iter().flatten())
+}
+
+/// `to` as seen from `from`; both absolute.
+fn relative_path(from: &Path, to: &Path) -> String {
+    let (from, to): (Vec<_>, Vec<_>) = (from.components().collect(), to.components().collect());
+    let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = vec![".."; from.len() - shared];
+    let down = to[shared..]
+        .iter()
+        .map(|it| it.as_os_str().to_string_lossy().into_owned());
+    up.into_iter()
+        .map(str::to_owned)
+        .chain(down)
+        .collect::<Vec<_>>()
+        .join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_go_up_and_down() {
+        let relative = |from: &str, to: &str| relative_path(Path::new(from), Path::new(to));
+        assert_eq!(
+            relative("/a/target/k/x", "/a/manifests/k"),
+            "../../../manifests/k"
+        );
+        assert_eq!(relative("/build/x", "/a/b"), "../../a/b");
+    }
+
+    #[test]
+    fn images_are_found_in_every_kind_that_makes_pods() {
+        let text = r#"
+kind: CronJob
+spec: {jobTemplate: {spec: {template: {spec: {containers: [{image: "a:1"}]}}}}}
+---
+kind: DaemonSet
+spec: {template: {spec: {initContainers: [{image: "b:1"}], containers: [{image: "c:1@sha256:0"}, {image: "a:1"}]}}}
+---
+kind: Service
+"#;
+        let manifests = Manifests::parse(text.to_owned()).expect("YAML");
+        assert_eq!(manifests.images(), ["a:1", "b:1", "c:1@sha256:0"]);
+        assert_eq!(manifests.images_without_digest(), ["a:1", "b:1"]);
+    }
+
+    #[test]
+    fn an_unknown_overlay_is_refused_with_the_known_ones() {
+        let error = "stagin"
+            .parse::<Overlay>()
+            .expect_err("unknown")
+            .to_string();
+        assert_eq!(error, "no overlay `stagin`, expected production or staging");
+    }
+}
