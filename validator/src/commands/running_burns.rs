@@ -88,7 +88,9 @@ impl RuntimeFolder {
         for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
-            let is_log = name.starts_with("burn-of-") && name.ends_with(".log");
+            let is_log = name
+                .strip_prefix("burn-of-")
+                .is_some_and(|it| it.strip_suffix(".log").is_some());
             if is_log && !running.iter().any(|it| it.log.as_ref() == Some(&path)) {
                 // Another command may have removed it already.
                 let _ = std::fs::remove_file(path);

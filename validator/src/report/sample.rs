@@ -315,6 +315,7 @@ pub(super) fn burned() -> Run {
     let products = |precision, tflops: f64, mismatches| PrecisionRun {
         precision,
         kernels: "sm_90a".to_owned(),
+        engine: None,
         m: 8192,
         n: 8192,
         k: 16_384,
