@@ -32,6 +32,7 @@ mod simulate;
 mod tf;
 mod tools;
 mod validate_ami;
+mod validator_image;
 mod workspace;
 
 use std::process::ExitCode;
@@ -62,6 +63,7 @@ enum Task {
     Fuzz(fuzz::Arguments),
     K8s(k8s::Arguments),
     Runners(runners::Arguments),
+    ValidatorImage(validator_image::Arguments),
     Fleet(fleet::Arguments),
     /// Build the GPU kernels to PTX and cubins
     Kernels {
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Task::K8s(arguments) => return code_or_bad_input(k8s::run(&arguments)),
         Task::Fleet(arguments) => return code_or_bad_input(fleet::run(&arguments)),
         Task::Runners(arguments) => runners::run(&arguments),
+        Task::ValidatorImage(arguments) => validator_image::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::FaultMatrix(arguments) => fault_matrix::run(&arguments),
         Task::Codegen(arguments) => codegen::run(&arguments),

@@ -567,11 +567,13 @@ fn log_of(uuid: &str) -> String {
         examples: Vec::new(),
         wall_ms: 1.0,
     };
-    let mut facts = Facts::default();
-    facts.gpus = vec![GpuFacts {
-        uuid: Reading::Value(uuid.to_owned()),
-        ..GpuFacts::default()
-    }];
+    let mut facts = Facts {
+        gpus: vec![GpuFacts {
+            uuid: Reading::Value(uuid.to_owned()),
+            ..GpuFacts::default()
+        }],
+        ..Facts::default()
+    };
     facts.cuda.devices = Reading::Value(vec![CudaDevice {
         uuid: uuid.to_owned(),
         ..CudaDevice::default()
