@@ -42,7 +42,7 @@ pub(super) struct BurnTask {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum EngineChoice {
-    /// The one that draws more power in its first second; of two that draw as much, the faster
+    /// The one that draws clearly more power when both are tried, else the faster one
     #[default]
     Auto,
     /// cuBLASLt, which must be installed
@@ -63,9 +63,12 @@ const TRIAL: Duration = Duration::from_secs(1);
 /// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the GPU up to its power
 /// limit; after that none comes before the other on the whole.
 const TRIAL_PARTS: [(usize, bool); 5] = [(0, false), (1, true), (0, true), (0, true), (1, true)];
-/// Powers and rates that differ by less are the same: GPUs of one node should not be told apart by noise, since they are
-/// compared with one another bit by bit.
+/// Rates that differ by less are the same: GPUs of one node should not be told apart by noise, since they are compared with
+/// one another bit by bit.
 const SAME: f64 = 0.02;
+/// Powers that differ by less are the same: each is right to a fifth (`Trial::power_w`). Engines that both reach the power
+/// limit differ in their rate alone.
+const SAME_POWER: f64 = 0.4;
 
 /// `gpu-validator worker burn --task JSON`.
 pub(crate) fn run_worker(task: &str) {
@@ -552,9 +555,9 @@ struct Chosen {
 /// The better of two engines, and by what. The embedded kernels need nothing but the driver, so that they are taken where
 /// the other is not better.
 fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
-    let differ = |a: f64, b: f64| (a - b).abs() > SAME * a.max(b);
+    let differ = |a: f64, b: f64, by: f64| (a - b).abs() > by * a.max(b);
     if let (Some(of_kernels), Some(of_library)) = (kernels.power_w(), library.power_w())
-        && differ(of_kernels, of_library)
+        && differ(of_kernels, of_library, SAME_POWER)
     {
         let engine = if of_kernels > of_library {
             EngineChoice::Ptx
@@ -564,7 +567,7 @@ fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
         return (engine, "for its power");
     }
     match (kernels.tflops(), library.tflops()) {
-        (a, b) if !differ(a, b) => (EngineChoice::Ptx, "since there is no difference"),
+        (a, b) if !differ(a, b, SAME) => (EngineChoice::Ptx, "since there is no difference"),
         (a, b) if a > b => (EngineChoice::Ptx, "for its speed"),
         _ => (EngineChoice::Cublaslt, "for its speed"),
     }
