@@ -1,17 +1,17 @@
 //! Replaces what identifies a machine, so that its facts can be shown to others.
 //!
-//! Replaced are UUIDs (of GPUs, MIG devices and NVLink clusters), serial numbers of boards, the host's name, and EC2
-//! instance and image ids, wherever they stand: in their own fields, as keys, and inside of texts such as kernel
-//! messages, paths and names of processes. The same identifier becomes the same replacement everywhere, so that
+//! Replaced are UUIDs (of GPUs, MIG devices and NVLink clusters), serial numbers of boards, the host's name, EC2
+//! instance and image ids, and the names of a cluster's node, API server and pods with GPUs, wherever they stand: in their
+//! own fields, as keys, and inside of texts such as kernel messages, paths and names of processes. The same identifier becomes the same replacement everywhere, so that
 //! everything that referred to a GPU still refers to it. What is left is what describes the kind of machine: models,
 //! versions, PCI addresses, counters, and paths apart from user names in `/home/…`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::{Facts, Reading};
+use super::{Facts, KubernetesFacts, ProcessOwner, Reading};
 
 /// Names shorter than this stand in too many texts for another reason to be replaced there.
 const SHORTEST_NAME: usize = 3;
@@ -32,8 +32,39 @@ impl Facts {
         if let Reading::Value(name) = &mut facts.host.hostname {
             "host".clone_into(name);
         }
+        if let Some(kubernetes) = &mut facts.kubernetes {
+            remove_namespaces(kubernetes);
+        }
         facts.anonymized = true;
         Ok(facts)
+    }
+}
+
+/// Namespaces are common words (`default`), so that they are replaced in their own fields and nowhere else.
+fn remove_namespaces(kubernetes: &mut KubernetesFacts) {
+    const NAMESPACE: &str = "namespace";
+    if let Reading::Value(assignments) = &mut kubernetes.assignments {
+        for assignment in assignments {
+            NAMESPACE.clone_into(&mut assignment.namespace);
+        }
+    }
+    for owner in kubernetes.process_owners.values_mut() {
+        if let Reading::Value(ProcessOwner::Pod {
+            namespace: Some(namespace),
+            ..
+        }) = owner
+        {
+            NAMESPACE.clone_into(namespace);
+        }
+    }
+    if let Reading::Value(api) = &mut kubernetes.api
+        && let Reading::Value(ended) = &mut api.ended_pods
+    {
+        for pod in ended {
+            if let Some((_, name)) = pod.split_once('/') {
+                *pod = format!("{NAMESPACE}/{name}");
+            }
+        }
     }
 }
 
@@ -75,8 +106,36 @@ impl Replacements {
                 }
             }
         }
+        if let Some(kubernetes) = &facts.kubernetes {
+            self.learn_kubernetes(kubernetes);
+        }
         self.identifiers
             .sort_by_key(|(identifier, _)| std::cmp::Reverse(identifier.len()));
+    }
+
+    /// Names of the node, of the API server, and of the pods that have GPUs, whose names often say whose they are.
+    fn learn_kubernetes(&mut self, kubernetes: &KubernetesFacts) {
+        if let Some(api) = kubernetes.api.value() {
+            if let Some(name) = api.node_name.value() {
+                self.learn_one(name, "node");
+            }
+            self.learn_one(&api.server, "https://api-server");
+        }
+        let assignments = kubernetes.assignments.value().into_iter().flatten();
+        let given = assignments.map(|it| &it.pod);
+        let owners = kubernetes
+            .process_owners
+            .values()
+            .filter_map(|it| match it.value() {
+                Some(ProcessOwner::Pod {
+                    name: Some(name), ..
+                }) => Some(name),
+                _ => None,
+            });
+        let pods: BTreeSet<&String> = given.chain(owners).collect();
+        for (number, pod) in pods.into_iter().enumerate() {
+            self.learn_one(pod, &format!("pod-{number}"));
+        }
     }
 
     fn learn_one(&mut self, identifier: &str, replacement: &str) {
@@ -287,6 +346,23 @@ mod tests {
             facts.host.ec2.value().expect("EC2").instance_type,
             "p5.48xlarge"
         );
+    }
+
+    #[test]
+    fn a_clusters_names_are_replaced_alike() {
+        let mut facts = crate::test_machine::kubernetes_node();
+        if let Some(Reading::Value(given)) = facts.kubernetes.as_mut().map(|it| &mut it.assignments)
+        {
+            let mut other = given[0].clone();
+            other.namespace = "default".to_owned();
+            given.push(other);
+        }
+        let facts = facts.anonymized().expect("facts are data");
+        let text = serde_json::to_string(&facts).expect("facts are data");
+        for secret in ["gpu-node-1", "train-0", "10.0.0.1", "team"] {
+            assert!(!text.contains(secret), "{secret} is left in {text}");
+        }
+        assert!(text.contains("\"pod\":\"pod-0\""), "{text}");
     }
 
     #[test]

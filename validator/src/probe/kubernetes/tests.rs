@@ -567,11 +567,12 @@ fn log_of(uuid: &str) -> String {
         examples: Vec::new(),
         wall_ms: 1.0,
     };
+    let gpu = GpuFacts {
+        uuid: Reading::Value(uuid.to_owned()),
+        ..GpuFacts::default()
+    };
     let mut facts = Facts {
-        gpus: vec![GpuFacts {
-            uuid: Reading::Value(uuid.to_owned()),
-            ..GpuFacts::default()
-        }],
+        gpus: vec![gpu],
         ..Facts::default()
     };
     facts.cuda.devices = Reading::Value(vec![CudaDevice {
