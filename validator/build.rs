@@ -1,4 +1,5 @@
-//! Tells the binary which commit it was built from, where git knows, and writes the clients of the kubelet's sockets.
+//! Tells the binary which commit it was built from, where git knows, writes the clients of the kubelet's
+//! sockets, and takes the documentation out of the checks.
 
 use std::process::Command;
 
@@ -27,6 +28,26 @@ fn main() {
     );
     println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={long}");
     kubelet_clients();
+    check_documentation();
+}
+
+/// Copies the `//!` lines of each check's file to where `checks/mod.rs` embeds them from.
+fn check_documentation() {
+    println!("cargo::rerun-if-changed=src/checks");
+    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
+    let folder = std::path::Path::new(&out).join("checks");
+    std::fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+    for file in std::fs::read_dir("src/checks").expect("the checks are there") {
+        let path = file.expect("the checks can be listed").path();
+        let text = std::fs::read_to_string(&path).expect("a check is text");
+        let lines: Vec<&str> = text.lines().filter(|it| it.starts_with("//!")).collect();
+        let name = path.file_stem().expect("a file").to_owned();
+        std::fs::write(
+            folder.join(name).with_extension("txt"),
+            lines.join("\n") + "\n",
+        )
+        .expect("OUT_DIR can be written");
+    }
 }
 
 /// Rust code of the kubelet's interfaces, from the files that Kubernetes publishes; protox needs no protoc.

@@ -209,7 +209,7 @@ fn a_killed_burn_leaves_no_process_no_memory_and_no_report_that_passes() {
         assert!(Instant::now() < deadline, "left: {workers:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(memory_in_use(&node), 0);
+    eventually("the memory is free", || memory_in_use(&node) == 0);
     let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["incomplete"], "the burn did not end");
     assert_eq!(report["exit_code"], 2);
@@ -315,7 +315,7 @@ fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
     let summary = summary(&node, &ran.report, "gemm_numerics", 2);
     assert_eq!(
         summary,
-        "the GPU is in use, so it was not burned: 1 other process(es) use it (--share burns anyway)"
+        "the GPU is in use, so it was not burned: 1 other process(es) use it"
     );
     let ran = burn(&node, &["--duration", "1s", "--share"]);
     assert_eq!(ran.code, 0, "{}", ran.stdout);

@@ -107,8 +107,13 @@ fn a_burn_in_the_background_that_ends_leaves_its_reports_and_nothing_else() {
 fn an_interrupted_burn_stops_and_reports_what_it_measured() {
     let node = Node::healthy("h200x1");
     let child = start(&node);
-    // So that something is measured.
-    std::thread::sleep(Duration::from_millis(1500));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let measured =
+        |text: &str| text.contains(" products verified") && !text.contains(" 0 products");
+    while !measured(&status(&node).1) {
+        assert!(Instant::now() < deadline, "nothing is measured in 30 s");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     signal(child.id(), "INT");
     let started = Instant::now();
     let output = child.wait_with_output().expect("it can be waited for");

@@ -38,7 +38,7 @@ pub(crate) struct Entry {
         expect(dead_code, reason = "a test holds it against the id")
     )]
     pub(crate) file_name: &'static str,
-    /// The file's text; only its `//!` lines are documentation.
+    /// The file's `//!` lines.
     pub(crate) documentation: &'static str,
 }
 

@@ -196,6 +196,13 @@ fn list(checks: &[Check]) -> String {
         "
 use crate::check::Entry;
 
+/// The `//!` lines of a check's file, as `build.rs` copied them: the rest of the text would only make the binary large.
+macro_rules! documentation {
+    ($id:literal) => {
+        include_str!(concat!(env!(\"OUT_DIR\"), \"/checks/\", $id, \".txt\"))
+    };
+}
+
 /// All checks, in the order in which reports list them: by stage, then by id.
 pub(crate) static ALL: &[Entry] = &[
 ",
@@ -203,7 +210,7 @@ pub(crate) static ALL: &[Entry] = &[
     for Check { id, .. } in checks {
         let _ = writeln!(
             text,
-            "Entry {{ check: &{id}::CHECK, file_name: \"{id}\", documentation: include_str!(\"{id}.rs\") }},"
+            "Entry {{ check: &{id}::CHECK, file_name: \"{id}\", documentation: documentation!(\"{id}\") }},"
         );
     }
     text.push_str("];\n");
