@@ -37,7 +37,7 @@ if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     echo '## GPU fleet'
     echo
     # Four spaces make it code, whatever a node's texts hold.
-    sed 's/^/    /' <<<"$table"
+    printf '%s\n' "$table" | sed 's/^/    /'
   } >>"$GITHUB_STEP_SUMMARY"
 fi
 if [ "$exit_code" -eq 0 ] && [ "$silent" -ne 0 ]; then
