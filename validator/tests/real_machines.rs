@@ -81,6 +81,11 @@ fn one_h200() {
 }
 
 #[test]
+fn four_burned_h200s() {
+    holds_to_the_verdicts("h200x4", 4);
+}
+
+#[test]
 fn eight_h200s() {
     holds_to_the_verdicts("h200x8", 8);
 }
@@ -98,5 +103,5 @@ fn every_file_of_facts_has_its_verdicts() {
             );
         }
     }
-    assert_eq!(machines, 2);
+    assert_eq!(machines, 3);
 }
