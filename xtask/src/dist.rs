@@ -83,7 +83,7 @@ fn build_portable() -> anyhow::Result<PathBuf> {
     let cargo_zigbuild = bin.join("cargo-zigbuild");
     cmd!(
         shell,
-        "{cargo_zigbuild} zigbuild --profile dist --locked --package validator --bin gpu-validator --target {target}"
+        "{cargo_zigbuild} zigbuild --profile portable --locked --package validator --bin gpu-validator --target {target}"
     )
     .env("PATH", path)
     .env("CARGO", cargo)
@@ -92,7 +92,9 @@ fn build_portable() -> anyhow::Result<PathBuf> {
     .quiet()
     .run()
     .context("the portable build failed")?;
-    Ok(workspace::target().join(TRIPLE).join("dist/gpu-validator"))
+    Ok(workspace::target()
+        .join(TRIPLE)
+        .join("portable/gpu-validator"))
 }
 
 /// Keeps the builder's home folder out of the panic messages, so that two builders get the same bytes.
