@@ -15,15 +15,14 @@ const MEMORY: &str = "8MiB";
 const NODE: &str = "g4dn.12xlarge";
 
 fn command(node: &Node, arguments: &[&str]) -> Command {
-    let mut command = node.validator();
-    command
-        .args(["burn", "--engine", "ptx", "--memory", MEMORY, "--sysroot"])
-        .arg(node.sysroot())
-        .arg("--json")
-        .arg(node.out.path("report.json"))
-        .arg("--facts")
-        .arg(node.out.path("facts.json"))
-        .args(arguments);
+    let mut all = vec!["--engine", "ptx"];
+    all.extend(arguments);
+    with_engine(node, &all)
+}
+
+fn with_engine(node: &Node, arguments: &[&str]) -> Command {
+    let mut command = node.burn_command(&["--memory", MEMORY]);
+    command.args(arguments);
     command
 }
 
@@ -225,11 +224,13 @@ fn ctrl_c_ends_a_burn_within_a_second_with_what_was_measured() {
     assert_eq!(ran.code, 2);
     assert_eq!(ran.report.0["incomplete"], "signal 2 (SIGINT)");
     assert_eq!(memory_in_use(&node), 0);
+    // One stop is one finding.
+    assert_eq!(ran.report.not_green(), set(&["run_complete: error"]));
     for gpu in 0..4 {
         let summary = summary(&node, &ran.report, "burn_completed", gpu);
-        let says = "the burn ended after ";
+        let says = "the run was stopped after the burn had multiplied for ";
         assert!(
-            summary.starts_with(says) && summary.ends_with(" of 60.0 s"),
+            summary.starts_with(says) && summary.ends_with(" s, which run_complete reports"),
             "{summary}"
         );
     }
@@ -237,9 +238,126 @@ fn ctrl_c_ends_a_burn_within_a_second_with_what_was_measured() {
     for uuid in uuids(&node) {
         let run = &facts["load"]["burn"][&uuid]["value"];
         let verified = run["precisions"][0]["products_verified"].as_u64();
-        assert!(verified.is_some_and(|it| it > 10), "{run}");
-        let samples = facts["load"]["sensors"][&uuid]["samples"].as_array();
-        assert!(samples.is_some_and(|it| !it.is_empty()));
+        assert!(verified.is_some_and(|it| it > 0), "{run}");
+        let times = facts["load"]["sensors"][&uuid]["samples"]["t_ms"].as_array();
+        assert!(times.is_some_and(|it| !it.is_empty()));
+    }
+}
+
+/// When a burn is stopped: what is waited for.
+#[derive(Clone, Copy, Debug)]
+enum StoppedAt {
+    /// A worker of this kind runs.
+    Worker(&'static str),
+    /// So many launches were made on the first GPU.
+    Launches(u64),
+}
+
+/// Long before anything is measured (in a driver slow enough to be met at it), while cuBLASLt takes seconds to load, while the
+/// engines are tried, and in the first sweeps.
+const STOPS: [(&str, StoppedAt); 6] = [
+    ("nvml.delay_us=10000", StoppedAt::Worker("nvml")),
+    ("", StoppedAt::Worker("burn")),
+    ("", StoppedAt::Launches(1)),
+    ("", StoppedAt::Launches(20)),
+    ("cublaslt.hang=[cublasLtCreate]", StoppedAt::Worker("burn")),
+    ("cublaslt.delay_us=300000", StoppedAt::Launches(1)),
+];
+
+#[test]
+fn a_burn_that_is_stopped_at_any_moment_ends_within_a_second() {
+    for (number, (change, stop)) in STOPS.into_iter().enumerate() {
+        let changes: Vec<&str> = Some(change)
+            .filter(|it| !it.is_empty())
+            .into_iter()
+            .collect();
+        let node = Node::with("h200x1", &[], &changes);
+        let mut command = with_engine(&node, &["--engine", "auto", "--duration", "60s"]);
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let burning = Burning {
+            node: &node,
+            child: child.expect("the validator starts"),
+        };
+        eventually("the moment to stop", || match stop {
+            StoppedAt::Worker(task) => burning.workers().iter().any(|it| it.task == task),
+            StoppedAt::Launches(count) => launches(&node)[0] >= count,
+        });
+        if !change.is_empty() {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let workers = burning.workers();
+        let signals = ["INT", "TERM"];
+        signal(burning.child.id(), signals[number % 2]);
+        let ran = burning.end();
+        let case = format!("{change} {stop:?}: {}{}", ran.stdout, ran.stderr);
+        assert!(
+            ran.took < Duration::from_millis(1500),
+            "{:?} {case}",
+            ran.took
+        );
+        assert_eq!(ran.code, 2, "{case}");
+        assert_eq!(
+            ran.report.finding("run_complete")["verdict"],
+            "error",
+            "{case}"
+        );
+        let of_burn = ran.report.findings().iter().filter(|it| {
+            let check = it["check"].as_str().expect("text");
+            check.starts_with("burn_") || check.starts_with("gemm_")
+        });
+        for finding in of_burn {
+            let verdict = finding["verdict"].as_str().expect("text");
+            assert!(["skip", "pass"].contains(&verdict), "{finding} {case}");
+        }
+        assert!(workers.iter().all(Worker::is_gone), "{workers:?} {case}");
+        assert_eq!(memory_in_use(&node), 0, "{case}");
+    }
+}
+
+/// A worker that was stopped from outside stands for one that hangs in the driver: it promised to report and does not.
+#[test]
+fn a_worker_that_goes_silent_is_given_up_long_before_a_slow_start_would_be() {
+    let node = Node::healthy(NODE);
+    let arguments = ["--duration", "4s", "--deadline-scale", "0.4"];
+    let burning = Burning::start(&node, &arguments, &[0, 1, 2, 3]);
+    signal(burning.worker_of(1), "STOP");
+    let ran = burning.end();
+    let expected = ["burn_completed: error", "gemm_numerics: error"].map(str::to_owned);
+    assert_eq!(
+        not_green_by_gpu(&node, &ran.report),
+        BTreeMap::from([(1, expected.to_vec())])
+    );
+    let summary = summary(&node, &ran.report, "burn_completed", 1);
+    let says = "the burn did not answer for 2.0 s, in fp32 products";
+    assert_eq!(summary, says);
+    assert_eq!(verified(&node, &ran.report), [0, 2, 3]);
+    assert_eq!(memory_in_use(&node), 0);
+}
+
+/// The context is made once, while the machine is looked at, and the load begins on the word that follows.
+#[test]
+fn workers_are_ready_before_they_are_told_to_begin() {
+    let node = Node::healthy(NODE);
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+    for uuid in uuids(&node) {
+        let startup = &facts["load"]["burn"][&uuid]["value"]["startup"];
+        let names = ["spawned_ms", "context_ms", "ready_ms", "first_product_ms"];
+        let times = names.map(|name| {
+            startup[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{startup}"))
+        });
+        assert!(times.is_sorted(), "{startup}");
+        assert!(startup["go_ms"].as_f64() < Some(times[3]), "{startup}");
+        let kernel = &facts["load"]["cuda_kernel"][&uuid]["value"];
+        assert_eq!(kernel["end"], "finished", "{kernel}");
+        // The check kernel was no process of its own: it ended before the burn's worker stood by.
+        assert!(times[0] + kernel["wall_ms"].as_f64().expect("a time") <= times[2] + 5.0);
     }
 }
 
@@ -270,7 +388,7 @@ const MID_BURN: [(&str, &[&str], &str); 3] = [
 fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
     for (fault, expected, says) in MID_BURN {
         let node = Node::with_fault(NODE, fault);
-        let ran = burn(&node, &["--duration", "2.2s", "--deadline-scale", "0.05"]);
+        let ran = burn(&node, &["--duration", "2.2s", "--deadline-scale", "0.4"]);
         let expected: Vec<String> = expected.iter().map(|&it| it.to_owned()).collect();
         assert_eq!(
             not_green_by_gpu(&node, &ran.report),
@@ -281,7 +399,12 @@ fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
         let summary = summary(&node, &ran.report, "burn_completed", 2);
         assert!(summary.contains(says), "{fault}: {summary}");
         assert_eq!(verified(&node, &ran.report), [0, 1, 3], "{fault}");
-        assert!(ran.took < Duration::from_secs(8), "{fault}: {:?}", ran.took);
+        // A busy host is still proving the reference when it comes, in a step that may take 12 s at this scale.
+        assert!(
+            ran.took < Duration::from_secs(20),
+            "{fault}: {:?}",
+            ran.took
+        );
         assert_eq!(memory_in_use(&node), 0, "{fault}");
     }
 }
@@ -432,10 +555,6 @@ fn injected_faults_are_found_and_are_not_the_gpus() {
     assert!(ran.stderr.contains(says), "{}", ran.stderr);
 }
 
-fn said_by(node: &Node, arguments: &[&str]) -> (i32, String, String) {
-    said(node.validator().args(arguments))
-}
-
 #[test]
 fn a_gpu_is_burned_by_one_burn_at_a_time() {
     let node = Node::healthy(NODE);
@@ -479,7 +598,7 @@ fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
     let workers = workers_of(pid.parse().expect("a number"));
     assert_eq!(workers.len(), 5, "{workers:?}");
     eventually("the progress of each GPU", || {
-        let (code, stdout, _) = said_by(&node, &["burn", "status"]);
+        let (code, stdout, _) = said(node.validator().args(["burn", "status"]));
         assert_eq!(code, 0);
         assert!(
             stdout.starts_with(&format!("process {pid}: 4 GPUs for 60 s")),
@@ -488,7 +607,7 @@ fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
         stdout.matches("TFLOP/s").count() == 4
     });
     let started = Instant::now();
-    let (code, stdout, stderr) = said_by(&node, &["burn", "stop"]);
+    let (code, stdout, stderr) = said(node.validator().args(["burn", "stop"]));
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(
         stdout,
@@ -505,8 +624,8 @@ fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
     let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
     let nothing = (0, "no burn is running\n".to_owned(), String::new());
-    assert_eq!(said_by(&node, &["burn", "status"]), nothing);
-    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+    assert_eq!(said(node.validator().args(["burn", "status"])), nothing);
+    assert_eq!(said(node.validator().args(["burn", "stop"])), nothing);
 }
 
 #[test]
@@ -521,7 +640,7 @@ fn a_process_with_the_number_of_a_burn_that_is_gone_is_left_alone() {
     let file = folder.join(format!("burn-{}.json", other.id()));
     std::fs::write(&file, left.to_string()).expect("written");
     let nothing = (0, "no burn is running\n".to_owned(), String::new());
-    assert_eq!(said_by(&node, &["burn", "stop"]), nothing);
+    assert_eq!(said(node.validator().args(["burn", "stop"])), nothing);
     assert_eq!(other.try_wait().expect("asked"), None, "it was signalled");
     assert!(!file.exists());
     // Nor does it keep anybody from burning.

@@ -1,24 +1,20 @@
 //! Who multiplies in a burn: the embedded kernels or cuBLASLt, and what is said where the two disagree.
 
+use std::process::Stdio;
+use std::time::Duration;
+
 use serde_json::Value;
 
-use crate::node::{Node, Ran};
+use crate::node::{Node, Ran, said};
+use crate::processes::{eventually, signal};
 
 /// Products of 512 x 512, which the host's processor multiplies for all GPUs.
 const MEMORY: &str = "8MiB";
 const FOUR_GPUS: &str = "g4dn.12xlarge";
 
 fn burn(node: &Node, arguments: &[&str]) -> Ran {
-    let mut command = node.validator();
-    command
-        .args(["burn", "--memory", MEMORY, "--duration", "1s", "--sysroot"])
-        .arg(node.sysroot())
-        .arg("--json")
-        .arg(node.out.path("report.json"))
-        .arg("--facts")
-        .arg(node.out.path("facts.json"))
-        .args(arguments);
-    node.finish(&mut command)
+    let mut command = node.burn_command(&["--memory", MEMORY, "--duration", "1s"]);
+    node.finish(command.args(arguments))
 }
 
 /// What the facts hold of every GPU's burn.
@@ -55,6 +51,105 @@ fn auto_tries_both_engines_and_says_which_is_better_and_why() {
         let proof = &products["reference"];
         assert_eq!(proof["second_engine_mismatches"], 0, "{products}");
         assert_eq!(proof["second_engine_is_right"], true, "{products}");
+    }
+}
+
+/// Which engine each GPU of a burn of a minute takes, and why; it is stopped when all have chosen.
+fn choices(changes: &[&str]) -> Vec<(String, String)> {
+    let node = Node::with("h200x8", &[], changes);
+    let gpus: Vec<String> = node
+        .state()
+        .scenario()
+        .gpus
+        .iter()
+        .take(3)
+        .map(|it| it.uuid.clone())
+        .collect();
+    let mut command = node.validator();
+    command
+        .args([
+            "burn",
+            "--memory",
+            MEMORY,
+            "--duration",
+            "60s",
+            "--engine",
+            "auto",
+            "--gpu",
+        ])
+        .arg(gpus.join(","))
+        .arg("--sysroot")
+        .arg(node.sysroot())
+        .arg("--json")
+        .arg(node.out.path("report.json"))
+        .arg("--facts")
+        .arg(node.out.path("facts.json"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().expect("the validator starts");
+    eventually("a rate of each GPU", || {
+        // A look is a process.
+        std::thread::sleep(Duration::from_millis(200));
+        let (_, stdout, _) = said(node.validator().args(["burn", "status"]));
+        let rates = stdout
+            .lines()
+            .filter(|line| line.contains("TFLOP/s") && !line.contains(" 0.0 TFLOP/s"));
+        rates.count() == gpus.len()
+    });
+    signal(child.id(), "INT");
+    child.wait().expect("it can be waited for");
+    let of_run = |run: &Value| {
+        let kernels = run["precisions"][0]["kernels"].as_str();
+        let choice = run["engine_choice"].as_str().expect("text");
+        (
+            kernels.unwrap_or_else(|| panic!("{run}")).to_owned(),
+            choice.to_owned(),
+        )
+    };
+    let runs = runs(&node);
+    assert_eq!(runs.len(), 3);
+    runs.iter().map(of_run).collect()
+}
+
+#[test]
+fn auto_takes_the_engine_that_draws_more_power_on_every_gpu() {
+    for (cublaslt_mw, taken) in [(640_000, "cublaslt"), (500_000, "sm_90a")] {
+        let load = format!("gpu.power={{load_mw: 570000, cublaslt_load_mw: {cublaslt_mw}}}");
+        for (kernels, choice) in choices(&[&load]) {
+            assert_eq!(kernels, taken, "{choice}");
+            let watts = f64::from(cublaslt_mw) / 1000.0;
+            assert!(
+                choice.contains(", for its power: embedded kernels ")
+                    && choice.contains(" TFLOP/s at 570.0 W, cuBLASLt ")
+                    && choice.contains(&format!(" TFLOP/s at {watts:.1} W"))
+                    && choice.ends_with(" instantaneous readings of power)"),
+                "{choice}"
+            );
+        }
+    }
+}
+
+/// cuBLASLt is called slowly, so that it has no lead.
+#[test]
+fn auto_takes_the_embedded_kernels_on_every_gpu_where_cublaslt_is_not_better() {
+    let load = "gpu.power={load_mw: 693000, cublaslt_load_mw: 696000}";
+    for (kernels, choice) in choices(&[load, "cublaslt.delay_us=3000"]) {
+        assert_eq!(kernels, "sm_90a", "{choice}");
+        let says = "bf16 by the embedded kernels, since cuBLASLt is not clearly better: ";
+        assert!(choice.starts_with(says), "{choice}");
+        assert!(
+            choice.contains(" at 693.0 W, cuBLASLt ") && choice.contains(" at 696.0 W ("),
+            "{choice}"
+        );
+    }
+}
+
+#[test]
+fn auto_says_when_the_driver_has_no_instantaneous_power() {
+    let load = "gpu.power={load_mw: 570000, no_instant: true}";
+    for (_, choice) in choices(&[load, "cublaslt.delay_us=3000"]) {
+        let says = "readings of power that the driver averages over time, since it has no instantaneous ones)";
+        assert!(choice.ends_with(says), "{choice}");
     }
 }
 

@@ -4,23 +4,10 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::node::{Node, Ran, Said, said, set, texts};
-
-fn burn(node: &Node, arguments: &[&str]) -> std::process::Command {
-    let mut command = node.validator();
-    command.arg("burn").args(arguments);
-    command
-}
-
-/// Options of a burn on this node whose JSON report is at `report.json`.
-fn here<'a>(node: &'a Node, arguments: &[&'a str]) -> std::process::Command {
-    let mut command = burn(node, arguments);
-    command.arg("--sysroot").arg(node.sysroot());
-    command.arg("--json").arg(node.out.path("report.json"));
-    command
-}
+use crate::processes::signal;
 
 fn status(node: &Node) -> Said {
-    said(&mut burn(node, &["status"]))
+    said(node.validator().args(["burn", "status"]))
 }
 
 /// Waits until a burn that was started in the foreground says that it runs.
@@ -33,7 +20,8 @@ fn wait_for(node: &Node) {
 }
 
 fn start(node: &Node) -> Child {
-    let child = here(node, &["--duration", "60s"])
+    let child = node
+        .burn_command(&["--duration", "60s"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -42,25 +30,18 @@ fn start(node: &Node) -> Child {
     child
 }
 
-fn signal(pid: u32, name: &str) {
-    let sent = std::process::Command::new("kill")
-        .args(["-s", name, &pid.to_string()])
-        .status();
-    assert!(sent.is_ok_and(|it| it.success()), "kill -s {name} {pid}");
-}
-
 #[test]
 fn a_burn_in_the_background_is_shown_stopped_and_reported() {
     let node = Node::healthy("h200x1");
-    let (code, stdout, stderr) = said(&mut here(&node, &["--duration", "60s", "--detach"]));
+    let (code, stdout, stderr) = said(&mut node.burn_command(&["--duration", "60s", "--detach"]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains(": 1 GPU for 60 s, log "), "{stdout}");
     assert!(status(&node).1.contains(": 1 GPU for 60 s"));
-    let second = said(&mut here(&node, &["--duration", "1s"]));
+    let second = said(&mut node.burn_command(&["--duration", "1s"]));
     assert_eq!(second.0, 3, "one burn a GPU");
     assert!(second.2.contains(" is burned by process "), "{}", second.2);
     let started = Instant::now();
-    let (code, stdout, _) = said(&mut burn(&node, &["stop"]));
+    let (code, stdout, _) = said(node.validator().args(["burn", "stop"]));
     assert_eq!(code, 0);
     assert!(
         stdout.contains("stopped, its reports are written"),
@@ -72,14 +53,14 @@ fn a_burn_in_the_background_is_shown_stopped_and_reported() {
         serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
     assert_eq!(report["exit_code"], 2, "what was stopped is no pass");
-    let (code, stdout, _) = said(&mut burn(&node, &["stop"]));
+    let (code, stdout, _) = said(node.validator().args(["burn", "stop"]));
     assert_eq!((code, stdout.as_str()), (0, "no burn is running\n"));
 }
 
 #[test]
 fn a_burn_in_the_background_that_cannot_begin_says_why() {
     let node = Node::healthy("h200x1");
-    let (code, _, stderr) = said(&mut here(&node, &["--detach", "--gpu", "GPU-x"]));
+    let (code, _, stderr) = said(&mut node.burn_command(&["--detach", "--gpu", "GPU-x"]));
     assert_eq!(code, 3);
     assert!(
         stderr.starts_with("error: no GPU GPU-x; there are: GPU-"),
@@ -90,7 +71,7 @@ fn a_burn_in_the_background_that_cannot_begin_says_why() {
 #[test]
 fn a_burn_in_the_background_that_ends_leaves_its_reports_and_nothing_else() {
     let node = Node::healthy("h200x1");
-    let (code, stdout, stderr) = said(&mut here(&node, &["--duration", "0.5s", "--detach"]));
+    let (code, stdout, stderr) = said(&mut node.burn_command(&["--duration", "0.5s", "--detach"]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     let deadline = Instant::now() + Duration::from_secs(30);
     while !status(&node).1.starts_with("no burn") {
@@ -135,7 +116,7 @@ fn a_burn_that_was_killed_leaves_no_burn_and_no_lock() {
     signal(child.id(), "KILL");
     child.wait().expect("it can be waited for");
     assert_eq!(status(&node).1, "no burn is running\n");
-    let (code, stdout, stderr) = said(&mut here(&node, &["--duration", "0.2s"]));
+    let (code, stdout, stderr) = said(&mut node.burn_command(&["--duration", "0.2s"]));
     // The killed burn's worker may still be ending: a busy GPU is no broken one.
     assert!([0, 4].contains(&code), "{stdout}{stderr}");
 }

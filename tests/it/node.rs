@@ -15,7 +15,9 @@ pub(crate) fn executable() -> &'static Path {
     static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
     EXECUTABLE.get_or_init(|| {
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "validator"])
+            // The workspace's choice of features, which `cargo test --workspace` has built already: with those of the
+            // package alone, thirty crates and the validator itself would be compiled once more.
+            .args(["build", "--quiet", "--workspace", "--bin", "gpu-validator"])
             .status();
         assert!(
             status.expect("cargo can be started").success(),
@@ -185,6 +187,20 @@ impl Node {
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         self.finish(&mut self.run_command(arguments))
+    }
+
+    /// `gpu-validator burn` on this node, with `report.json` and `facts.json` in the node's folder.
+    pub(crate) fn burn_command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.validator();
+        command
+            .args(["burn", "--sysroot"])
+            .arg(self.sysroot())
+            .arg("--json")
+            .arg(self.out.path("report.json"))
+            .arg("--facts")
+            .arg(self.out.path("facts.json"))
+            .args(arguments);
+        command
     }
 
     /// Runs `command`, which writes `report.json`.

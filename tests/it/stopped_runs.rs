@@ -12,6 +12,9 @@ const NVML_HANGS: &str = "nvml.hang=[nvmlDeviceGetTemperature]";
 const CUDA_HANGS: &str = "cuda.hang=[cuInit]";
 const KERNEL_HANGS: &str = "cuda.hang=[cuCtxSynchronize, cuStreamSynchronize, cuEventSynchronize]";
 
+/// The check kernel is run by what stands by for the burn.
+const KERNEL_WORKER: &str = "burn";
+
 /// A run in the background that is stuck in a driver call.
 struct Running<'node> {
     node: &'node Node,
@@ -108,7 +111,7 @@ fn a_signal_ends_a_run_that_is_stuck_in_the_driver_with_reports_that_say_so() {
             "signal 2 (SIGINT)",
             KERNEL_HANGS,
             "gpu",
-            "cuda-kernel",
+            KERNEL_WORKER,
         ),
     ];
     for (name, reason, change, stage, task) in cases {
@@ -197,7 +200,7 @@ fn a_collection_that_is_stopped_writes_facts_that_never_pass() {
 fn a_killed_run_leaves_no_worker_and_no_report_that_passes() {
     for (name, change, stage, task) in [
         ("h200x8", NVML_HANGS, "host", "nvml"),
-        ("h200x8", KERNEL_HANGS, "gpu", "cuda-kernel"),
+        ("h200x8", KERNEL_HANGS, "gpu", KERNEL_WORKER),
     ] {
         let node = Node::with(name, &[], &[change]);
         let mut running = Running::start(&node, stage, task);
@@ -271,9 +274,9 @@ fn a_killed_cuda_worker_is_reported_and_the_run_ends() {
 #[test]
 fn a_killed_kernel_worker_is_an_error_on_its_gpu_only() {
     let node = Node::with("h200x8", &[], &[KERNEL_HANGS]);
-    let running = Running::start(&node, "gpu", "cuda-kernel");
+    let running = Running::start(&node, "gpu", KERNEL_WORKER);
     let workers = workers_of(running.pid());
-    let kernels = workers.iter().filter(|it| it.task == "cuda-kernel");
+    let kernels = workers.iter().filter(|it| it.task == KERNEL_WORKER);
     assert!(
         kernels.clone().count() > 1,
         "GPUs work at the same time: {workers:?}"

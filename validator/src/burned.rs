@@ -21,7 +21,8 @@ pub(crate) fn run_of<'f>(
         Some(BurnPlan::On { gpus, .. }) => gpus.as_slice(),
         None if !burned.is_empty() => &[],
         None if facts.interrupted.is_some() => {
-            return Err(Outcome::error("the run was stopped before the burn"));
+            let text = "the run was stopped before the burn";
+            return Err(machine::reported_by("run_complete", text, profile));
         }
         // Facts of a version that did not burn.
         None => return Err(Outcome::skip("no burn was asked for")),
@@ -64,6 +65,15 @@ fn why_not_burned(uuid: &str, reason: &str, facts: &Facts, profile: &Profile) ->
         Some(WorkerEnd::Finished | WorkerEnd::Busy(_)) => Outcome::error(text),
         _ => machine::reported_by("cuda_kernel", &text, profile),
     }
+}
+
+/// Something is missing of a burn; where the run was stopped, that is why, and one stop is one finding.
+pub(crate) fn missing(text: impl Into<String>, facts: &Facts, profile: &Profile) -> Outcome {
+    if facts.interrupted.is_some() {
+        let text = format!("{} when the run was stopped", text.into());
+        return machine::reported_by("run_complete", &text, profile);
+    }
+    Outcome::error(text)
 }
 
 /// Products that ended, in all precisions.

@@ -175,6 +175,9 @@ pub(crate) fn named<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
     text
 }
 
+/// What NVIDIA's plugin with migStrategy none does on a node whose GPUs are in MIG mode.
+const WHOLE_GPUS: &str = " (of a GPU in MIG mode pods can be given its MIG devices only: the device plugin needs migStrategy single or mixed)";
+
 /// Whether `ids` are the node's devices, each shared alike: in words what is right, or what differs.
 pub(crate) fn compare(
     ids: &[String],
@@ -211,10 +214,13 @@ pub(crate) fn compare(
     let unknown = devices.keys().copied();
     let unknown: Vec<&str> = unknown.filter(|it| !expected.contains(*it)).collect();
     if !unknown.is_empty() {
+        let whole = unknown.iter().any(|it| it.starts_with("GPU-"));
+        let parts = expected.iter().any(|it| it.starts_with("MIG-"));
         wrong.push(format!(
-            "{} that NVML does not list: {}",
+            "{} that the node does not have: {}{}",
             unknown.len(),
-            named(unknown.iter().copied())
+            named(unknown.iter().copied()),
+            if whole && parts { WHOLE_GPUS } else { "" }
         ));
     }
     // A plugin that shares one GPU shares all of its kind alike.
@@ -304,8 +310,20 @@ mod tests {
         assert_eq!(wrong(&[]), "2 missing: GPU-a, GPU-b");
         assert_eq!(
             wrong(&["GPU-a", "GPU-c"]),
-            "1 missing: GPU-b; 1 that NVML does not list: GPU-c"
+            "1 missing: GPU-b; 1 that the node does not have: GPU-c"
         );
+    }
+
+    #[test]
+    fn whole_gpus_in_place_of_their_parts_are_explained() {
+        let parts = ids(&["MIG-a", "MIG-b"]).into_iter().collect();
+        let wrong = compare(&ids(&["GPU-a"]), &parts, &Profile::default()).unwrap_err();
+        assert!(
+            wrong[1].contains("GPU-a (of a GPU in MIG mode"),
+            "{wrong:?}"
+        );
+        let wrong = compare(&ids(&["MIG-c"]), &parts, &Profile::default()).unwrap_err();
+        assert!(!wrong[1].contains("MIG mode"), "{wrong:?}");
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod load;
 mod machine;
 mod nearest_name;
 pub mod probe;
+mod process_stat;
 pub mod profile;
 pub mod reference;
 #[deny(clippy::disallowed_methods)]

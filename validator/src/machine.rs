@@ -127,9 +127,15 @@ pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> boo
     }
 }
 
+/// What runs will run after a reboot, too. A container sees at most the process; whether the host enables the service it
+/// cannot tell.
+pub(crate) fn starts_again(state: ServiceState, facts: &Facts) -> bool {
+    state.enabled || runs_without_a_unit(state) || in_container(facts)
+}
+
 /// Its process runs although systemd has no unit of that name, so that something else sees to it: the GPU operator runs
 /// fabric manager in a container.
-pub(crate) fn runs_without_a_unit(state: ServiceState) -> bool {
+fn runs_without_a_unit(state: ServiceState) -> bool {
     state.active && !state.installed
 }
 

@@ -40,9 +40,17 @@ pub struct DynamicState {
     loaded_s: AtomicU64,
     /// Seconds that each throttle reason has held, in the order of `ThrottleReason`.
     throttled_s: [AtomicU64; THROTTLE_REASONS],
+    /// Whether the last product was cuBLASLt's, 0 or 1.
+    of_cublaslt: AtomicU64,
 }
 
 impl DynamicState {
+    /// Notes whose product has run.
+    pub(crate) fn note_product(&self, of_cublaslt: bool) {
+        self.of_cublaslt
+            .store(u64::from(of_cublaslt), Ordering::Release);
+    }
+
     /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then notes whether work runs
     /// now.
     ///
@@ -176,9 +184,12 @@ pub struct Readings {
 /// The sensors of a GPU that is `gpu` and whose load was `state`, `elapsed_s` after the node was prepared.
 pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
     let now = state.snapshot();
+    let of_cublaslt = state.of_cublaslt.load(Ordering::Acquire) == 1;
     let full_power_mw = gpu
         .power
-        .load_mw
+        .cublaslt_load_mw
+        .filter(|_| of_cublaslt)
+        .unwrap_or(gpu.power.load_mw)
         .min(gpu.power.limit_mw)
         .max(gpu.power.idle_mw);
     let busy = now.load > 0.5;
@@ -320,6 +331,7 @@ mod tests {
             heat: AtomicU64::new(0),
             loaded_s: AtomicU64::new(0),
             throttled_s: Default::default(),
+            of_cublaslt: AtomicU64::new(0),
         }
     }
 

@@ -210,6 +210,12 @@ pub struct Power {
     /// The instantaneous reading at idle, where it differs from the average.
     #[serde(default)]
     pub idle_instant_mw: Option<u32>,
+    /// What full load draws while cuBLASLt multiplies, where that differs.
+    #[serde(default)]
+    pub cublaslt_load_mw: Option<u32>,
+    /// The driver does not know the instantaneous reading: those before 530.
+    #[serde(default)]
+    pub no_instant: bool,
     /// The memory's part of the idle draw, where the board measures it.
     #[serde(default)]
     pub memory_idle_mw: Option<u32>,

@@ -6,7 +6,7 @@
 //! ## How it is judged
 //! `fail` when a CUDA call failed. `error` when the process crashed, was killed or did not answer, when nothing was
 //! multiplied, or when it multiplied for less than nine tenths of the time that was asked for. A GPU that others are using
-//! is busy. Skipped where no burn was asked for.
+//! is busy. Skipped where no burn was asked for, and where the whole run was stopped, which `run_complete` reports.
 //!
 //! ## What to do
 //! For a CUDA error, what the finding says for its code. Otherwise read the kernel log at that time: `dmesg | grep NVRM`.
@@ -14,13 +14,13 @@
 //! ## Source
 //! CUDA Driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>.
 
-use crate::burned;
 use crate::check::{Check, Judge};
 use crate::facts::{BurnRun, Facts, GpuFacts, WorkerEnd};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
 use crate::reference::explain_cuda_error;
+use crate::{burned, machine};
 
 pub(crate) const CHECK: Check = Check {
     id: "burn_completed",
@@ -32,10 +32,14 @@ pub(crate) const CHECK: Check = Check {
 
 /// This project's own choice: the last batch ends a little before or after the time.
 const TIME_SHARE_MINIMUM: f64 = 0.9;
+/// By which a run that is stopped stops its workers.
+// Source: signal(7).
+const SIGTERM: i32 = 15;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let run = burned::run_of(gpu, facts, profile)?;
     Ok(match &run.end {
+        end if was_stopped(end, run, facts) => stopped(run, profile),
         WorkerEnd::Finished => finished(run),
         WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name),
         WorkerEnd::Busy(reason) => Outcome::busy(reason.clone()),
@@ -56,14 +60,37 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
+/// Written so that a time that is no number is too short.
+fn is_long_enough(run: &BurnRun) -> bool {
+    run.measured_s >= run.requested_s * TIME_SHARE_MINIMUM
+}
+
+/// Whether it ended early because the whole run was stopped: by itself, by the signal that asks it to, or by force when it was
+/// in a call of the driver that does not end within a second. What else may have ended it is told as what it is.
+fn was_stopped(end: &WorkerEnd, run: &BurnRun, facts: &Facts) -> bool {
+    let by_the_stop = match end {
+        WorkerEnd::Finished => !is_long_enough(run),
+        WorkerEnd::Killed { signal } => *signal == SIGTERM,
+        WorkerEnd::TimedOut { .. } => true,
+        WorkerEnd::CudaError { .. } | WorkerEnd::Busy(_) | WorkerEnd::Exited { .. } => false,
+    };
+    facts.interrupted.is_some() && by_the_stop
+}
+
+fn stopped(run: &BurnRun, profile: &Profile) -> Outcome {
+    let text = format!(
+        "the run was stopped after the burn had multiplied for {:.1} s",
+        run.measured_s
+    );
+    machine::reported_by("run_complete", &text, profile)
+}
+
 fn finished(run: &BurnRun) -> Outcome {
     let products = burned::products(run);
     if products == 0 {
         return Outcome::error("the burn ended, but nothing was multiplied");
     }
-    // Written so that a time that is no number is too short.
-    let long_enough = run.measured_s >= run.requested_s * TIME_SHARE_MINIMUM;
-    if !long_enough {
+    if !is_long_enough(run) {
         return Outcome::error(format!(
             "the burn ended after {:.1} of {:.1} s",
             run.measured_s, run.requested_s
@@ -188,7 +215,48 @@ mod tests {
         assert_eq!(finding.summary, "no burn: --no-burn was given");
         let mut stopped = healthy_node();
         stopped.interrupted = Some("signal 15 (SIGTERM)".to_owned());
-        assert_eq!(first(&stopped).verdict, Verdict::Error);
+        let finding = first(&stopped);
+        assert_eq!(finding.verdict, Verdict::Skip);
+        let says = "the run was stopped before the burn, which run_complete reports";
+        assert_eq!(finding.summary, says);
+    }
+
+    #[test]
+    fn one_stop_is_one_finding_and_hides_nothing_else() {
+        let judged = |end: WorkerEnd, profile| {
+            let mut facts = burned_node_with(|run| {
+                run.measured_s = 1.5;
+                run.end = end;
+            });
+            facts.interrupted = Some("signal 2 (SIGINT)".to_owned());
+            judge_check(&CHECK, &facts, profile).swap_remove(2)
+        };
+        let slow_to_stop = || WorkerEnd::TimedOut {
+            step: "loading cuBLASLt".to_owned(),
+            seconds: 0.8,
+        };
+        for end in [
+            WorkerEnd::Finished,
+            WorkerEnd::Killed { signal: 15 },
+            slow_to_stop(),
+        ] {
+            let finding = judged(end, "{}");
+            assert_eq!(finding.verdict, Verdict::Skip);
+            let says = "the run was stopped after the burn had multiplied for 1.5 s, which run_complete reports";
+            assert_eq!(finding.summary, says);
+        }
+        assert_eq!(
+            judged(WorkerEnd::Killed { signal: 9 }, "{}").verdict,
+            Verdict::Error
+        );
+        let lost = WorkerEnd::CudaError {
+            call: "cuEventSynchronize".to_owned(),
+            code: 719,
+            name: "CUDA_ERROR_LAUNCH_FAILED".to_owned(),
+        };
+        assert_eq!(judged(lost, "{}").verdict, Verdict::Fail);
+        let softened = "checks: {run_complete: {severity: warn, reason: known}}";
+        assert_eq!(judged(slow_to_stop(), softened).verdict, Verdict::Error);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! NVML's GPUs and, where MIG is on, the MIG devices, each `Healthy`; with time-slicing or MPS (`GPU-…::3`) each as often as
 //! `kubernetes.replicas` says, else all alike.
 //!
-//! Asking costs something, which is why it is not done by default: NVIDIA's plugin (0.18 and before) does not notice that
+//! Asking costs something, which is why it is not done by default: NVIDIA's plugin (0.20 and before) does not notice that
 //! the listener has gone, and hands the next GPU that falls ill to it instead of to the kubelet. So ask only before the
 //! plugin is started anew, or where nothing but the list matters. `device_plugin_allocatable` judges the kubelet's copy of
 //! the list, which costs nothing.

@@ -84,10 +84,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                  read /var/log/fabricmanager.log"
             }));
     }
-    // A container sees at most the process; whether the host enables the service it cannot tell.
-    let starts_again =
-        state.enabled || machine::runs_without_a_unit(state) || machine::in_container(facts);
-    if requirement == ServiceRequirement::Active && !starts_again {
+    if requirement == ServiceRequirement::Active && !machine::starts_again(state, facts) {
         return Ok(
             Outcome::warn(format!("{summary}, so CUDA will not start after a reboot"))
                 .expected("active and enabled")

@@ -14,11 +14,16 @@
 //!   on purpose; cuBLASLt multiplies exact operands wrongly where the embedded kernels are right, on all GPUs of the model
 //!   alike: that is suspected of being a bug of the library.
 //!
-//! Skipped where no burn was asked for.
+//! Skipped where no burn was asked for, and where the run was stopped before enough was verified, which `run_complete` reports.
+//!
+//! Each wrong block is read again, and its product is computed again into the same memory. A block that is right when read
+//! again stands right in memory: reading it erred, and the arithmetic was right. One that is wrong again was computed or
+//! stored wrong: if it is right when computed again, that happened once (arithmetic, or a bit that flipped in memory, which
+//! the ECC counters tell); if it is wrong again, it is stuck: a multiprocessor if the wrong elements name the same
+//! one, a memory cell if they have the same bit of the same address.
 //!
 //! ## What to do
-//! Take the node out of service, and keep the report: row, column, bits and multiprocessor are evidence. A wrong element that
-//! is right when read again was a read error; one that is right when computed again was a transient error.
+//! Take the node out of service, and keep the report: row, column, bits and multiprocessor are evidence.
 //!
 //! ## Source
 //! Freivalds, Probabilistic machines can use less running time (IFIP 1977); why silent errors matter:
@@ -46,7 +51,7 @@ const REMEDY: &str = "take the node out of service and have the GPU inspected; k
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let run = burned::run_of(gpu, facts, profile)?;
     if run.precisions.is_empty() {
-        return Ok(Outcome::error("no product was verified"));
+        return Ok(burned::missing("no product was verified", facts, profile));
     }
     worst_of(
         run.precisions
@@ -75,17 +80,17 @@ fn judge_products(
         return Ok(wrong_products(products, run));
     }
     engines_agree(products, run, gpu, facts, profile)?;
-    judge_reference(products)?;
+    judge_reference(products, facts, profile)?;
     if products.products_verified == 0 {
-        return Ok(Outcome::error(format!(
-            "{precision}: no product was verified"
-        )));
+        let text = format!("{precision}: no product was verified");
+        return Ok(burned::missing(text, facts, profile));
     }
     if products.products_verified < products.products {
-        return Ok(Outcome::error(format!(
+        let text = format!(
             "{precision}: only {} of {} products were verified",
             products.products_verified, products.products
-        )));
+        );
+        return Ok(burned::missing(text, facts, profile));
     }
     agree_with_others(products, run, gpu, facts, profile)?;
     Ok(Outcome::pass(format!(
@@ -125,10 +130,17 @@ fn example(it: &ElementMismatch) -> String {
         .sm
         .map_or(String::new(), |sm| format!(", multiprocessor {sm}"));
     let again = match (it.right_when_read_again, it.right_when_computed_again) {
-        (Some(true), _) => ", right when read again",
-        (_, Some(true)) => ", right when computed again",
-        (_, Some(false)) => ", wrong again when computed again",
-        _ => "",
+        (Some(true), _) => ", a memory read error: right when read again",
+        (Some(false), Some(true)) => {
+            ", a transient error in computing or storing: wrong when read again, right when computed again"
+        }
+        (Some(false), Some(false)) => {
+            ", a stuck error in computing or storing: wrong when read again and when computed again"
+        }
+        (None, Some(true)) => ", a transient error: right when computed again, not read again",
+        (None, Some(false)) => ", a stuck error: wrong when computed again, not read again",
+        (Some(false), None) => ", an error in computing or storing: wrong when read again",
+        (None, None) => "",
     };
     format!(
         "row {} column {}: {} instead of {} ({} bits){sm}{again}",
@@ -186,7 +198,11 @@ fn engines_agree(
 }
 
 /// `Err` where the reference is wrong or was not proved.
-fn judge_reference(products: &PrecisionRun) -> Result<(), Outcome> {
+fn judge_reference(
+    products: &PrecisionRun,
+    facts: &Facts,
+    profile: &Profile,
+) -> Result<(), Outcome> {
     let (proof, precision) = (&products.reference, products.precision);
     // Written so that NaN is not right.
     let random_is_right = proof.freivalds_worst <= 1.0 && proof.sampled_worst <= 1.0;
@@ -199,9 +215,8 @@ fn judge_reference(products: &PrecisionRun) -> Result<(), Outcome> {
         .remedy(REMEDY));
     }
     if proof.exact_rows == 0 || proof.freivalds_vectors == 0 || proof.sampled_elements == 0 {
-        return Err(Outcome::error(format!(
-            "{precision}: the reference product was not proved to the end"
-        )));
+        let text = format!("{precision}: the reference product was not proved to the end");
+        return Err(burned::missing(text, facts, profile));
     }
     Ok(())
 }
@@ -297,7 +312,7 @@ mod tests {
         });
         assert_eq!(finding.verdict, Verdict::Fail);
         assert!(finding.summary.ends_with(
-            "first row 7 column 9: 0x3f800001 instead of 0x3f800000 (1 bits), multiprocessor 77, right when computed again"
+            "first row 7 column 9: 0x3f800001 instead of 0x3f800000 (1 bits), multiprocessor 77, a transient error in computing or storing: wrong when read again, right when computed again"
         ), "{}", finding.summary);
     }
 

@@ -63,10 +63,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 })
         });
     }
-    // A container sees at most the process; whether the host enables the service it cannot tell.
-    let starts_again =
-        state.enabled || machine::runs_without_a_unit(state) || machine::in_container(facts);
-    if state.active && starts_again {
+    if state.active && machine::starts_again(state, facts) {
         return Ok(Outcome::pass(summary));
     }
     let is_on_everywhere = !facts.gpus.is_empty()

@@ -1,6 +1,7 @@
 //! `gpu-validator burn`: work every GPU at its power limit and verify every product.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::bail;
 
@@ -16,6 +17,8 @@ use super::terminal::{to_stderr, to_stdout};
 use crate::facts::{Facts, Precision};
 use crate::findings::{ExitStatus, Run};
 use crate::level::Level;
+use crate::load::burn::is_named;
+use crate::load::standby::Standby;
 use crate::probe::{BurnOptions, EngineChoice};
 
 /// Work every GPU at its power limit and verify every product
@@ -193,6 +196,18 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let mut probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
+    let mut options = BurnOptions {
+        duration: arguments.duration.0,
+        precisions: arguments.precision.clone(),
+        gpus: arguments.gpu.clone(),
+        memory: arguments.memory.0,
+        share: arguments.share,
+        inject: arguments.inject,
+        seed: arguments.seed,
+        engine: arguments.engine,
+    };
+    let standby = Arc::new(Standby::new(options.clone()));
+    probe.standby = Some(Arc::clone(&standby));
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
     let judged = |facts| Run::judged(facts, &profile, &profile_name, LEVEL);
     let not_burned = |facts: &Facts| Facts {
@@ -210,16 +225,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     });
     if facts.interrupted.is_none() {
         files.write(&judged(not_burned(&facts)));
-        let options = BurnOptions {
-            duration: arguments.duration.0,
-            precisions: arguments.precision.clone(),
-            gpus: chosen_gpus(&arguments.gpu, &facts)?,
-            memory: arguments.memory.0,
-            share: arguments.share,
-            inject: arguments.inject,
-            seed: arguments.seed,
-            engine: arguments.engine,
-        };
+        options.gpus = chosen_gpus(&arguments.gpu, &facts)?;
         let gpus = if options.gpus.is_empty() {
             let uuids = facts
                 .gpus
@@ -233,10 +239,17 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         let mut announcement =
             folder.announce(gpus, options.duration, arguments.in_background.clone())?;
         let mut view = BurnView::new(&facts, options.duration);
-        crate::load::burn::burn(&options, &probe, &mut facts, &interrupt, &mut |gpus| {
-            announcement.progress(|| view.lines(gpus));
-            view.show(gpus);
-        });
+        crate::load::burn::burn(
+            &options,
+            &probe,
+            &standby,
+            &mut facts,
+            &interrupt,
+            &mut |gpus| {
+                announcement.progress(|| view.lines(gpus));
+                view.show(gpus);
+            },
+        );
     }
     refuse_simulated(&mut facts, arguments.report.forbid_simulated);
     let run = judged(facts);
@@ -255,20 +268,8 @@ fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
 }
 
 fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
-    let lower = name.to_lowercase();
-    let same = |gpu: &&crate::facts::GpuFacts| {
-        let address = gpu.pci_address.value().map_or("", String::as_str);
-        let uuid = gpu.uuid.value().map_or("", String::as_str);
-        uuid.eq_ignore_ascii_case(name)
-            || address == lower
-            || (!address.is_empty() && format!("0000:{lower}") == address)
-    };
-    if let Some(uuid) = facts
-        .gpus
-        .iter()
-        .find(same)
-        .and_then(|gpu| gpu.uuid.value())
-    {
+    let named = facts.gpus.iter().find(|gpu| is_named(gpu, name));
+    if let Some(uuid) = named.and_then(|gpu| gpu.uuid.value()) {
         return Ok(uuid.clone());
     }
     let known: Vec<String> = facts
@@ -306,7 +307,7 @@ fn summary(facts: &Facts) -> String {
                 gibibytes(run.memory_used_bytes),
             );
         }
-        for note in &run.notes {
+        for note in std::iter::once(&run.engine_choice).chain(&run.notes) {
             let _ = writeln!(text, "{uuid}: {note}");
         }
     }

@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::report_files::write_whole;
+use crate::process_stat;
 
 /// Where the files lie; tests and simulated nodes have a folder of their own.
 pub(super) const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
@@ -282,18 +283,8 @@ impl RunningBurn {
 
 /// When a process started, in clock ticks since boot; `None` where there is none, or only a zombie.
 fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    parse_started_ticks(&stat)
-}
-
-/// The name of the program may hold anything, so that fields are counted from its closing parenthesis.
-fn parse_started_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    if fields.next()? == "Z" {
-        return None;
-    }
-    // Field 22 of proc_pid_stat(5); the state is field 3.
-    fields.nth(18)?.parse().ok()
+    let state: char = process_stat::field(pid, 3)?;
+    process_stat::start_ticks(pid).filter(|_| state != 'Z')
 }
 
 /// Starts this program again with `arguments` in the background, and waits until its burn began or it ended.
@@ -410,14 +401,16 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_a_process_is_read_whatever_its_name() {
-        let fields = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
-        assert_eq!(
-            parse_started_ticks(&format!("7 (a) R 9) ) {fields}")),
-            Some(4711)
-        );
-        let zombie = fields.replacen('S', "Z", 1);
-        assert_eq!(parse_started_ticks(&format!("7 (sleep) {zombie}")), None);
-        assert_eq!(parse_started_ticks("nonsense"), None);
+    fn a_process_that_ended_has_no_start_even_before_its_parent_looks() {
+        let mut child = std::process::Command::new("true").spawn().expect("true");
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while started_ticks(child.id()).is_some() {
+            assert!(Instant::now() < deadline, "`true` does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // It was a zombie, and is nothing at all now.
+        assert!(process_stat::start_ticks(child.id()).is_some());
+        child.wait().expect("it ended");
+        assert_eq!(started_ticks(child.id()), None);
     }
 }

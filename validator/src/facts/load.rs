@@ -73,6 +73,19 @@ pub struct KernelRun {
     pub wall_ms: f64,
 }
 
+impl KernelRun {
+    /// A run that ended before anything was compared.
+    pub(crate) fn without_result(end: WorkerEnd) -> Self {
+        Self {
+            end,
+            values_compared: 0,
+            mismatches: 0,
+            examples: Vec::new(),
+            wall_ms: 0.0,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ValueMismatch {
@@ -110,8 +123,12 @@ pub struct BurnRun {
     /// Seconds that were asked for, and for which products ran.
     pub requested_s: f64,
     pub measured_s: f64,
-    /// From the start of the worker process to the first product in flight, in milliseconds.
+    /// From the start of the worker process to the first product in flight, in milliseconds; what it waited for the word to
+    /// begin is left out.
     pub start_to_load_ms: f64,
+    /// When it came how far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup: Option<BurnStartup>,
     /// From the last product to memory freed, in milliseconds; `None` when the worker did not get there.
     pub stop_ms: Option<f64>,
     /// Free memory of the GPU before the burn, and what of it was written and read back every sweep, in bytes.
@@ -122,6 +139,22 @@ pub struct BurnRun {
     pub precisions: Vec<PrecisionRun>,
     /// `--inject` flipped bits on purpose: the mismatches are ours.
     pub injected: u64,
+}
+
+/// When the worker of a GPU came how far, in milliseconds since the validator began to look at the machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BurnStartup {
+    /// Its process was started.
+    pub spawned_ms: f64,
+    /// It had its CUDA context.
+    pub context_ms: Option<f64>,
+    /// It had its memory and kernels, and stood by.
+    pub ready_ms: Option<f64>,
+    /// It was given the word to begin.
+    pub go_ms: Option<f64>,
+    /// The first product of a trial or of the sweeps was under way.
+    pub first_product_ms: Option<f64>,
 }
 
 /// Who multiplies.
@@ -270,6 +303,9 @@ pub struct ElementMismatch {
 pub struct SensorLog {
     /// The limit in force when the load began, in milliwatts.
     pub power_limit_mw: Option<u32>,
+    /// In the order of their times.
+    #[serde(with = "super::sensor_columns")]
+    #[schemars(with = "super::SensorColumns")]
     pub samples: Vec<SensorSample>,
     pub before: LoadCounters,
     pub after: LoadCounters,
@@ -279,27 +315,20 @@ pub struct SensorLog {
     pub trouble: Option<String>,
 }
 
-/// One look at the sensors. Arrays would be smaller still, but names are read by people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// One look at the sensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SensorSample {
-    /// Seconds since the load began; negative before the first product.
+    /// Seconds since the load began, to the millisecond; negative before the first product.
     pub t: f32,
     /// Milliwatts, averaged by the driver or instantaneous as the GPU has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_mw: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_mhz: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mhz: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_c: Option<i32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_c: Option<i32>,
     /// [`super::ClocksEventReasons`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization_percent: Option<u32>,
 }
 

@@ -13,6 +13,7 @@ mod kernel_log;
 mod kubernetes;
 mod load;
 mod reading;
+mod sensor_columns;
 
 use std::collections::BTreeMap;
 
@@ -28,6 +29,7 @@ pub use kernel_log::*;
 pub use kubernetes::*;
 pub use load::*;
 pub use reading::*;
+pub use sensor_columns::SensorColumns;
 
 use crate::level::Level;
 

@@ -4,24 +4,21 @@
 //! reads NVML's sensors meanwhile. Whatever happens to one of them, the others go on.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::burn_process::BurnProcess;
+use super::burn_sensors::Sensors;
 pub use super::burn_worker::EngineChoice;
 use super::burn_worker::{BurnTask, empty_run};
-use super::cuda_kernel::{busy_if_others_use_it, cuda_does_not_work, device_to_use};
+use super::cuda_kernel::{cuda_does_not_work, device_to_use};
+use super::standby::Standby;
 use crate::facts::{
-    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorLog, SensorSample,
-    WorkerEnd,
+    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorSample, WorkerEnd,
 };
 use crate::kernel_log::{KernelEvent, events};
-use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
-use crate::worker::conversation::Message;
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+use crate::probe::{Interrupt, ProbeOptions};
 
 /// What is asked of a burn.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,22 +111,18 @@ pub enum BurnState {
     Ended,
 }
 
-/// How long a worker may take to stop before it is killed: less than the second that a person waits.
-const TIME_TO_STOP: Duration = Duration::from_millis(800);
-/// How long the sensors' process may take for its last look, and to say so.
-const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
-/// Samples of a GPU that the facts keep; neighbours are merged beyond that.
-const SAMPLES_MAXIMUM: usize = 100;
 /// Xids are written a moment after what they tell of.
 const XID_DELAY_S: f64 = 1.0;
 
 /// Burns the GPUs that are asked for, all at once, and puts what was seen into `facts.load`.
 ///
-/// Needs the facts of stage gpu. A GPU that others use is not burned unless that is asked for.
+/// Needs the facts of stage gpu. A GPU that others use is not burned unless that is asked for. Workers that stand by are told
+/// to begin; for GPUs without one they are started.
 pub(crate) fn burn(
     options: &BurnOptions,
     probe: &ProbeOptions,
+    standby: &Standby,
     facts: &mut Facts,
     interrupt: &Interrupt,
     on_progress: &mut dyn FnMut(&[BurnProgress]),
@@ -147,9 +140,6 @@ pub(crate) fn burn(
         .filter(|(uuid, _)| options.gpus.is_empty() || options.gpus.contains(uuid))
         .collect();
     let no_cuda = cuda_does_not_work(facts);
-    let seed = options.seed.unwrap_or_else(random_seed);
-    let state = State::default();
-    let done = AtomicBool::new(false);
     let refusals: Vec<Option<Reading<BurnRun>>> = asked
         .iter()
         .map(|(uuid, gpu)| {
@@ -163,34 +153,55 @@ pub(crate) fn burn(
         .filter(|(_, refusal)| refusal.is_none())
         .map(|((uuid, _), _)| uuid.clone())
         .collect();
-    std::thread::scope(|scope| {
-        let sensors = (!uuids.is_empty())
-            .then(|| scope.spawn(|| watch_sensors(probe, &uuids, &state, &done)));
-        let workers: Vec<_> = asked
-            .iter()
-            .zip(&refusals)
-            .map(|((uuid, gpu), refusal)| {
-                let state = &state;
-                scope.spawn(move || match refusal {
-                    Some(refusal) => refusal.clone(),
-                    None => burn_one(options, probe, seed, (uuid, gpu), interrupt, state),
-                })
-            })
-            .collect();
-        while workers.iter().any(|worker| !worker.is_finished()) {
-            on_progress(&state.progress(options.duration));
-            std::thread::sleep(PROGRESS_PERIOD);
-        }
-        for ((uuid, _), worker) in asked.iter().zip(workers) {
-            let panicked = || Reading::NotRead("the thread of this GPU panicked".to_owned());
-            let run = worker.join().unwrap_or_else(|_| panicked());
-            facts.load.burn.insert(uuid.clone(), run);
-        }
-        done.store(true, Ordering::Relaxed);
-        if let Some(sensors) = sensors {
-            facts.load.sensors = sensors.join().unwrap_or_default();
-        }
+    let sensors = (!uuids.is_empty()).then(|| {
+        let ready = standby.take_sensors(&uuids);
+        ready.unwrap_or_else(|| Sensors::start(probe, uuids.clone(), &standby.state))
     });
+    let mut workers = BTreeMap::new();
+    for ((uuid, gpu), refusal) in asked.iter().zip(refusals) {
+        let gpu = (uuid.as_str(), gpu);
+        let worker = match refusal {
+            Some(refusal) => Err(refusal),
+            None => worker_of(gpu, options, probe, standby, interrupt).map_err(Reading::NotRead),
+        };
+        match worker {
+            Ok(worker) => {
+                workers.insert(uuid.clone(), worker);
+            }
+            Err(reading) => {
+                facts.load.burn.insert(uuid.clone(), reading);
+            }
+        }
+    }
+    // Those that nobody took would hold memory until the end.
+    standby.dismiss();
+    if let Some(sensors) = &sensors {
+        sensors.await_first_look(interrupt);
+    }
+    for (uuid, worker) in &mut workers {
+        standby.state.change(uuid, |it| {
+            it.burns = true;
+            it.times.go = Some(Instant::now());
+        });
+        worker.go();
+    }
+    while !workers.values().all(BurnProcess::has_ended) {
+        on_progress(&standby.state.progress(options.duration));
+        std::thread::sleep(PROGRESS_PERIOD);
+    }
+    for (uuid, worker) in workers {
+        let run = match worker.join() {
+            Reading::Value(run) => Reading::Value(BurnRun {
+                startup: standby.state.startup(&uuid, standby.began),
+                ..run
+            }),
+            other => other,
+        };
+        facts.load.burn.insert(uuid, run);
+    }
+    if let Some(sensors) = sensors {
+        facts.load.sensors = sensors.finish();
+    }
     for uuid in &options.gpus {
         facts
             .load
@@ -222,12 +233,62 @@ fn refusal(
             "the check kernel did not end well on this GPU".to_owned(),
         ));
     }
-    let processes = gpu.processes.value().map_or(0, Vec::len);
-    if processes > 0 && !options.share {
+    if is_in_use(gpu, options) {
+        let processes = gpu.processes.value().map_or(0, Vec::len);
         let reason = format!("{processes} other process(es) use it");
         return Some(Reading::Value(empty_run(WorkerEnd::Busy(reason))));
     }
     None
+}
+
+/// Whether others use a GPU that is not to be shared.
+pub(super) fn is_in_use(gpu: &GpuFacts, options: &BurnOptions) -> bool {
+    gpu.processes.value().is_some_and(|it| !it.is_empty()) && !options.share
+}
+
+/// Whether `name` is this GPU's UUID or PCI address, with or without its domain.
+pub(crate) fn is_named(gpu: &GpuFacts, name: &str) -> bool {
+    let address = gpu.pci_address.value().map_or("", String::as_str);
+    let uuid = gpu.uuid.value().map_or("", String::as_str);
+    let is_address = |name: &str| !address.is_empty() && name.eq_ignore_ascii_case(address);
+    (!uuid.is_empty() && uuid.eq_ignore_ascii_case(name))
+        || is_address(name)
+        || is_address(&format!("0000:{name}"))
+}
+
+/// What the worker of this GPU is asked to do.
+pub(super) fn task_for(
+    options: &BurnOptions,
+    (uuid, gpu): (&str, &GpuFacts),
+    seed: u64,
+    check_kernel: bool,
+) -> Result<BurnTask, String> {
+    Ok(BurnTask {
+        device: device_to_use(gpu, uuid)?.to_owned(),
+        seconds: options.duration.as_secs_f64(),
+        precisions: options.precisions.clone(),
+        memory: options.memory,
+        inject: options.inject,
+        seed,
+        engine: options.engine,
+        standby: true,
+        check_kernel,
+    })
+}
+
+/// The worker that stands by for this GPU, or one that is started now.
+fn worker_of(
+    (uuid, gpu): (&str, &GpuFacts),
+    options: &BurnOptions,
+    probe: &ProbeOptions,
+    standby: &Standby,
+    interrupt: &Interrupt,
+) -> Result<BurnProcess, String> {
+    if let Some(worker) = standby.take_worker(uuid) {
+        return Ok(worker);
+    }
+    let task = task_for(options, (uuid, gpu), standby.seed, false)?;
+    BurnProcess::start(&task, probe, (uuid, gpu), interrupt, &standby.state)
 }
 
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: burning what is hidden on purpose would disturb
@@ -252,378 +313,11 @@ pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String>
     Ok(Some(uuids))
 }
 
-fn random_seed() -> u64 {
+pub(super) fn random_seed() -> u64 {
     let since_epoch = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
     u64::from(since_epoch.subsec_nanos()) << 32 ^ since_epoch.as_secs()
-}
-
-/// What the threads tell the one that shows it.
-#[derive(Default)]
-struct State {
-    gpus: Mutex<BTreeMap<String, GpuState>>,
-}
-
-#[derive(Default)]
-struct GpuState {
-    run: Option<BurnRun>,
-    ended: bool,
-    /// When the first product was under way.
-    load_began: Option<Instant>,
-    power_limit_mw: Option<u32>,
-    sensors: Option<SensorSample>,
-}
-
-impl State {
-    fn change(&self, uuid: &str, change: impl FnOnce(&mut GpuState)) {
-        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        change(gpus.entry(uuid.to_owned()).or_default());
-    }
-
-    fn load_began(&self, uuid: &str) -> Option<Instant> {
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        gpus.get(uuid)?.load_began
-    }
-
-    fn progress(&self, duration: Duration) -> Vec<BurnProgress> {
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        gpus.iter()
-            .map(|(uuid, state)| progress(uuid, state, duration))
-            .collect()
-    }
-}
-
-fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
-    let run = state.run.as_ref();
-    let products = run.and_then(|it| it.precisions.last());
-    let elapsed_s = run.map_or(0.0, |it| it.measured_s);
-    let sum = |count: fn(&crate::facts::PrecisionRun) -> u64| {
-        run.map_or(0, |it| it.precisions.iter().map(count).sum())
-    };
-    BurnProgress {
-        uuid: uuid.to_owned(),
-        state: match (state.ended, state.load_began) {
-            (true, _) => BurnState::Ended,
-            (false, Some(_)) => BurnState::Running,
-            (false, None) => BurnState::Starting,
-        },
-        precision: products.map(|it| it.precision),
-        kernels: products.map_or_else(String::new, |it| it.kernels.clone()),
-        tflops_now: products.map_or(0.0, |it| match it.tflops_intervals.last() {
-            Some(rate) => f64::from(*rate),
-            None => it.tflops,
-        }),
-        tflops_mean: products.map_or(0.0, |it| it.tflops),
-        products_verified: sum(|it| it.products_verified),
-        mismatches: sum(|it| it.mismatches),
-        elapsed_s,
-        remaining_s: (duration.as_secs_f64() - elapsed_s).max(0.0),
-        memory_bytes: run.map_or(0, |it| it.memory_used_bytes),
-        power_limit_mw: state.power_limit_mw,
-        sensors: state.sensors,
-    }
-}
-
-fn burn_one(
-    options: &BurnOptions,
-    probe: &ProbeOptions,
-    seed: u64,
-    (uuid, gpu): (&str, &GpuFacts),
-    interrupt: &Interrupt,
-    state: &State,
-) -> Reading<BurnRun> {
-    let device = match device_to_use(gpu, uuid) {
-        Ok(device) => device,
-        Err(reason) => return Reading::NotRead(reason),
-    };
-    let task = BurnTask {
-        device: device.to_owned(),
-        seconds: options.duration.as_secs_f64(),
-        precisions: options.precisions.clone(),
-        memory: options.memory,
-        inject: options.inject,
-        seed,
-        engine: options.engine,
-    };
-    let Ok(task) = serde_json::to_string(&task) else {
-        return Reading::NotRead("the task cannot be written".to_owned());
-    };
-    let program = worker_program(probe.worker_program.as_ref());
-    let arguments: [OsString; 4] = ["worker".into(), "burn".into(), "--task".into(), task.into()];
-    let environment = [("CUDA_VISIBLE_DEVICES", device.to_owned())];
-    state.change(uuid, |_| {});
-    let run = match WorkerProcess::start(&program, &arguments, &environment) {
-        Ok(worker) => {
-            let silence = probe.deadlines.cuda_kernel;
-            follow(worker, silence, interrupt, &mut |run| {
-                state.change(uuid, |it| note(it, run));
-            })
-        }
-        Err(error) => {
-            return Reading::NotRead(format!("cannot start {}: {error}", program.display()));
-        }
-    };
-    state.change(uuid, |it| it.ended = true);
-    Reading::Value(BurnRun {
-        end: busy_if_others_use_it(run.end, gpu),
-        ..run
-    })
-}
-
-fn note(state: &mut GpuState, run: &BurnRun) {
-    if state.load_began.is_none() && run.measured_s > 0.0 {
-        let running = Duration::try_from_secs_f64(run.measured_s).unwrap_or_default();
-        state.load_began = Instant::now().checked_sub(running);
-    }
-    state.run = Some(run.clone());
-}
-
-/// Listens to a worker to its end. What it told last is what is known, however it ends. A worker that says nothing for as
-/// long as `silence` hangs.
-fn follow(
-    mut worker: WorkerProcess,
-    silence: Duration,
-    interrupt: &Interrupt,
-    on_run: &mut dyn FnMut(&BurnRun),
-) -> BurnRun {
-    let deaf = Interrupt::default();
-    let mut last = None;
-    let mut step = "start".to_owned();
-    let mut is_done = false;
-    let mut stopping = false;
-    let mut deadline = Instant::now() + silence;
-    let abnormal = loop {
-        let heard = if stopping { &deaf } else { interrupt };
-        match worker.next_event(deadline, heard) {
-            WorkerEvent::Line(line) => {
-                match serde_json::from_str(&line) {
-                    Ok(Message::Step(name)) => step = name,
-                    Ok(Message::Field { value, .. }) => {
-                        if let Ok(run) = serde_json::from_value::<BurnRun>(value) {
-                            on_run(&run);
-                            last = Some(run);
-                        }
-                    }
-                    Ok(Message::Done {}) => is_done = true,
-                    // A library may print on stdout, which harms nothing.
-                    Err(_) => continue,
-                }
-                if !stopping {
-                    deadline = Instant::now() + silence;
-                }
-            }
-            WorkerEvent::Interrupted => {
-                stopping = true;
-                worker.terminate();
-                deadline = Instant::now() + TIME_TO_STOP;
-            }
-            WorkerEvent::TimedOut => {
-                let stuck = worker.kill() == ProcessEnd::Stuck;
-                if stuck {
-                    step.push_str(" (and cannot be killed: uninterruptible sleep in the driver)");
-                }
-                let seconds = if stopping { TIME_TO_STOP } else { silence }.as_secs_f64();
-                break Some(WorkerEnd::TimedOut { step, seconds });
-            }
-            WorkerEvent::Closed => {
-                let end = worker.finish(TIME_FOR_LAST_LOOK);
-                let well = is_done && end == ProcessEnd::Exited(0);
-                break (!well).then(|| worker.end_without_result(&end));
-            }
-        }
-    };
-    let Some(end) = abnormal else {
-        return last.unwrap_or_else(|| {
-            empty_run(WorkerEnd::Exited {
-                status: 0,
-                stderr: "the worker ended without a result".to_owned(),
-            })
-        });
-    };
-    match last {
-        // What it said of its own end says more than how the process went.
-        Some(run) if is_done && run.end != WorkerEnd::Finished => run,
-        Some(run) => BurnRun { end, ..run },
-        None => empty_run(end),
-    }
-}
-
-/// Samples that arrived, with the time of their arrival.
-#[derive(Default)]
-struct Watched {
-    log: SensorLog,
-    samples: Vec<(Instant, SensorSample)>,
-    after_was_read: bool,
-}
-
-/// Listens to the sensors' process until the burn is done.
-fn watch_sensors(
-    probe: &ProbeOptions,
-    uuids: &[String],
-    state: &State,
-    done: &AtomicBool,
-) -> BTreeMap<String, SensorLog> {
-    let began = Instant::now();
-    let mut watched: BTreeMap<String, Watched> = uuids
-        .iter()
-        .map(|uuid| (uuid.clone(), Watched::default()))
-        .collect();
-    let trouble = listen_to_sensors(probe, uuids, state, done, &mut watched);
-    watched
-        .into_iter()
-        .map(|(uuid, it)| {
-            let began = state.load_began(&uuid).unwrap_or(began);
-            (uuid, finished_log(it, began, trouble.as_deref()))
-        })
-        .collect()
-}
-
-fn finished_log(watched: Watched, began: Instant, trouble: Option<&str>) -> SensorLog {
-    let samples = watched
-        .samples
-        .into_iter()
-        .map(|(at, sample)| SensorSample {
-            t: seconds_from(began, at),
-            ..sample
-        })
-        .collect();
-    let missing = (!watched.after_was_read)
-        .then(|| "the sensors were not read to the end of the load".to_owned());
-    SensorLog {
-        samples: thinned(samples),
-        trouble: trouble.map(str::to_owned).or(missing),
-        ..watched.log
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "milliseconds matter")]
-fn seconds_from(began: Instant, at: Instant) -> f32 {
-    let after = at.saturating_duration_since(began).as_secs_f64();
-    let before = began.saturating_duration_since(at).as_secs_f64();
-    (((after - before) * 1000.0).round() / 1000.0) as f32
-}
-
-/// Why sampling ended early, if it did.
-fn listen_to_sensors(
-    probe: &ProbeOptions,
-    uuids: &[String],
-    state: &State,
-    done: &AtomicBool,
-    watched: &mut BTreeMap<String, Watched>,
-) -> Option<String> {
-    let program = worker_program(probe.worker_program.as_ref());
-    let mut arguments: Vec<OsString> = vec!["worker".into(), "sensors".into()];
-    for uuid in uuids {
-        arguments.extend(["--gpu".into(), uuid.into()]);
-    }
-    let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
-        Ok(worker) => worker,
-        Err(error) => return Some(format!("cannot start {}: {error}", program.display())),
-    };
-    let deaf = Interrupt::default();
-    let silence = probe.deadlines.nvml_initialization;
-    let mut deadline = Instant::now() + silence;
-    let mut stopping = false;
-    let mut trouble = None;
-    loop {
-        if done.load(Ordering::Relaxed) && !stopping {
-            stopping = true;
-            worker.terminate();
-            deadline = Instant::now() + TIME_FOR_LAST_LOOK;
-        }
-        let next_look = Instant::now() + Duration::from_millis(50);
-        match worker.next_event(deadline.min(next_look), &deaf) {
-            WorkerEvent::Line(line) => {
-                if let Ok(message) = serde_json::from_str(&line) {
-                    take(message, state, watched, &mut trouble);
-                    if !stopping {
-                        deadline = Instant::now() + silence;
-                    }
-                }
-            }
-            WorkerEvent::TimedOut if Instant::now() < deadline => {}
-            WorkerEvent::TimedOut | WorkerEvent::Interrupted => {
-                worker.kill();
-                return trouble.or(Some("NVML does not answer any more".to_owned()));
-            }
-            WorkerEvent::Closed => {
-                let end = worker.finish(TIME_FOR_LAST_LOOK);
-                let how = match end {
-                    ProcessEnd::Exited(0) => return trouble,
-                    ProcessEnd::Exited(status) => format!("exited with status {status}"),
-                    ProcessEnd::Killed(signal) => format!("was ended by signal {signal}"),
-                    ProcessEnd::Stuck => "cannot be killed: uninterruptible sleep".to_owned(),
-                };
-                return trouble.or(Some(format!("the process that reads NVML {how}")));
-            }
-        }
-    }
-}
-
-fn take(
-    message: SensorMessage,
-    state: &State,
-    watched: &mut BTreeMap<String, Watched>,
-    trouble: &mut Option<String>,
-) {
-    match message {
-        SensorMessage::Before {
-            uuid,
-            power_limit_mw,
-            counters,
-        } => {
-            if let Some(it) = watched.get_mut(&uuid) {
-                it.log.power_limit_mw = power_limit_mw;
-                state.change(&uuid, |it| it.power_limit_mw = power_limit_mw);
-                it.log.before = *counters;
-            }
-        }
-        SensorMessage::Sample { uuid, sample } => {
-            if let Some(it) = watched.get_mut(&uuid) {
-                it.samples.push((Instant::now(), sample));
-                state.change(&uuid, |it| it.sensors = Some(sample));
-            }
-        }
-        SensorMessage::After { uuid, counters } => {
-            if let Some(it) = watched.get_mut(&uuid) {
-                it.log.after = *counters;
-                it.after_was_read = true;
-            }
-        }
-        SensorMessage::Trouble(text) => *trouble = Some(text),
-        SensorMessage::Done {} => {}
-    }
-}
-
-/// Merges neighbours until few enough are left: greatest temperature, all reasons, mean power and clocks.
-fn thinned(samples: Vec<SensorSample>) -> Vec<SensorSample> {
-    let part = samples.len().div_ceil(SAMPLES_MAXIMUM).max(1);
-    if part == 1 {
-        return samples;
-    }
-    samples.chunks(part).map(merged).collect()
-}
-
-fn merged(samples: &[SensorSample]) -> SensorSample {
-    let mean = |value: fn(&SensorSample) -> Option<u32>| {
-        let values: Vec<u64> = samples.iter().filter_map(value).map(u64::from).collect();
-        let sum: u64 = values.iter().sum();
-        u32::try_from(sum.checked_div(values.len() as u64)?).ok()
-    };
-    SensorSample {
-        t: samples.first().map_or(0.0, |it| it.t),
-        power_mw: mean(|it| it.power_mw),
-        sm_mhz: mean(|it| it.sm_mhz),
-        memory_mhz: mean(|it| it.memory_mhz),
-        gpu_c: samples.iter().filter_map(|it| it.gpu_c).max(),
-        memory_c: samples.iter().filter_map(|it| it.memory_c).max(),
-        reasons: samples
-            .iter()
-            .filter_map(|it| it.reasons)
-            .reduce(|all, it| all | it),
-        utilization_percent: mean(|it| it.utilization_percent),
-    }
 }
 
 /// Xids that the kernel log gained while the GPUs were at work, by the GPU that they name.
@@ -653,80 +347,6 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn told(script: &str) -> BurnRun {
-        let program = std::path::PathBuf::from("/bin/sh");
-        let arguments = ["-c".into(), script.into()];
-        let worker = WorkerProcess::start(&program, &arguments, &[]).expect("sh starts");
-        let silence = Duration::from_millis(500);
-        follow(worker, silence, &Interrupt::default(), &mut |_| {})
-    }
-
-    fn line(measured_s: f64) -> String {
-        let run = BurnRun {
-            measured_s,
-            ..empty_run(WorkerEnd::Finished)
-        };
-        let run = serde_json::to_string(&run).expect("a run is JSON");
-        format!(r#"echo '{{"field":{{"name":"run","value":{run}}}}}'"#)
-    }
-
-    #[test]
-    fn a_worker_that_finishes() {
-        let run = told(&format!(r#"{}; echo '{{"done":{{}}}}'"#, line(1.5)));
-        assert_eq!(run.end, WorkerEnd::Finished);
-        assert!((run.measured_s - 1.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn what_a_killed_worker_told_is_kept() {
-        let run = told(&format!("{}; kill -9 $$", line(0.5)));
-        assert_eq!(run.end, WorkerEnd::Killed { signal: 9 });
-        assert!((run.measured_s - 0.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_worker_that_hangs_is_killed_in_its_step() {
-        let run = told(r#"trap '' TERM; echo '{"step":"bf16 products"}'; sleep 600"#);
-        let expected = WorkerEnd::TimedOut {
-            step: "bf16 products".to_owned(),
-            seconds: 0.5,
-        };
-        assert_eq!(run.end, expected);
-    }
-
-    #[test]
-    fn nothing_told_is_no_result() {
-        assert!(matches!(
-            told(r#"echo '{"done":{}}'"#).end,
-            WorkerEnd::Exited { .. }
-        ));
-    }
-
-    #[test]
-    fn a_signal_stops_a_worker_that_listens_and_kills_one_that_does_not() {
-        for (script, listens) in [
-            (
-                "trap 'exit 0' TERM; echo x; while :; do sleep 0.01; done",
-                true,
-            ),
-            ("trap '' TERM; echo x; sleep 600", false),
-        ] {
-            let program = std::path::PathBuf::from("/bin/sh");
-            let arguments = ["-c".into(), script.into()];
-            let worker = WorkerProcess::start(&program, &arguments, &[]).expect("sh starts");
-            let interrupt = Interrupt::default();
-            std::thread::sleep(Duration::from_millis(100));
-            interrupt.request(2);
-            let began = Instant::now();
-            let run = follow(worker, Duration::from_mins(1), &interrupt, &mut |_| {});
-            assert!(began.elapsed() < Duration::from_secs(3));
-            assert_eq!(
-                matches!(run.end, WorkerEnd::Exited { status: 0, .. }),
-                listens
-            );
-        }
-    }
 
     #[test]
     fn a_gpu_of_others_is_busy_unless_it_is_shared() {
@@ -773,25 +393,6 @@ mod tests {
         ] {
             assert!(matches!(refused(&kernel), Some(Reading::NotRead(_))));
         }
-    }
-
-    #[test]
-    fn thinning_keeps_the_hottest_and_every_reason() {
-        let samples: Vec<SensorSample> = (0..1000_u16)
-            .map(|index| SensorSample {
-                t: f32::from(index) / 5.0,
-                gpu_c: Some(i32::from(index % 90)),
-                reasons: Some(if index == 777 { 0x40 } else { 0x4 }),
-                power_mw: Some(600_000),
-                ..SensorSample::default()
-            })
-            .collect();
-        let thin = thinned(samples);
-        assert_eq!(thin.len(), 100);
-        assert_eq!(thin.iter().filter_map(|it| it.gpu_c).max(), Some(89));
-        let with_heat = thin.iter().filter(|it| it.reasons == Some(0x44));
-        assert_eq!(with_heat.count(), 1);
-        assert!(thin.iter().all(|it| it.power_mw == Some(600_000)));
     }
 
     #[test]

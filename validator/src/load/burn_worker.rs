@@ -10,15 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use super::burn::MemoryShare;
 use super::driver::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, CudaLibrary, Device, DeviceMemory,
-    Module,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module,
 };
 use super::gemm::cublaslt;
 use super::gemm::images::{Family, Image};
 use super::gemm::kernels::{Gemm, Support, families, operand_type};
 use super::gemm::sweep::{BurningGpu, Moment, Sweeps, Trial, choose_layout, run, try_out};
-use crate::facts::{BurnEngine, BurnRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd};
-use crate::probe::with_energy_counter;
+use crate::facts::{
+    BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
+};
+use crate::probe::{PowerKind, with_power_meter};
 use crate::worker::conversation::Teller;
 
 /// What one worker is asked to do, as its command line carries it.
@@ -34,7 +35,21 @@ pub(super) struct BurnTask {
     pub(super) seed: u64,
     #[serde(default)]
     pub(super) engine: EngineChoice,
+    /// Gets ready, and waits on standard input for the word to begin.
+    #[serde(default)]
+    pub(super) standby: bool,
+    /// Runs the check kernel first.
+    #[serde(default)]
+    pub(super) check_kernel: bool,
 }
+
+/// The word to begin; a worker whose standard input ends without it has nothing to do.
+pub(super) const GO: &str = "go";
+/// The step in which a worker waits for it.
+pub(super) const STANDING_BY: &str = "standing by";
+/// The first step that needs the context.
+pub(super) const FIRST_USE_OF_CONTEXT: &str = "cuModuleLoadData";
+pub(super) const TRYING_ENGINES: &str = "trying both engines";
 
 /// Who is to multiply.
 #[derive(
@@ -42,7 +57,7 @@ pub(super) struct BurnTask {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum EngineChoice {
-    /// The one that draws clearly more power when both are tried, else the faster one
+    /// The one that draws more power when both are tried; where they draw the same, cuBLASLt if it is clearly faster
     #[default]
     Auto,
     /// cuBLASLt, which must be installed
@@ -63,12 +78,18 @@ const TRIAL: Duration = Duration::from_secs(1);
 /// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the GPU up to its power
 /// limit; after that none comes before the other on the whole.
 const TRIAL_PARTS: [(usize, bool); 5] = [(0, false), (1, true), (0, true), (0, true), (1, true)];
-/// Rates that differ by less are the same: GPUs of one node should not be told apart by noise, since they are compared with
-/// one another bit by bit.
-const SAME: f64 = 0.02;
-/// Powers that differ by less are the same: each is right to a fifth (`Trial::power_w`). Engines that both reach the power
-/// limit differ in their rate alone.
-const SAME_POWER: f64 = 0.4;
+/// Powers that differ by less are the same. Engines that both reach the power limit differ in their rate alone.
+// Source: BENCHMARKS.md: both engines of one H200 and of others drew 690 to 696 W, 0.9 %; twice that.
+const SAME_POWER: f64 = 0.02;
+/// And so are powers that differ by less than so many standard errors of their difference: under the power limit single readings
+/// lie up to a third from their mean.
+// Source: BENCHMARKS.md, power readings of an H200; three standard errors is the usual bound, one in 370 by chance.
+const SAME_POWER_ERRORS: f64 = 3.0;
+/// cuBLASLt is taken for its rate from this lead on: GPUs of one node should choose alike, since they are compared with one
+/// another bit by bit.
+// Source: BENCHMARKS.md: in trials of BF16 the rates differed by up to 3.2 % (679.8 and 701.8 TFLOP/s) where longer burns saw no
+// difference; the smallest lead that cuBLASLt has where it is faster is FP64's 4.3 % (52.8 to 50.6). Between the two.
+const CLEAR_LEAD: f64 = 0.04;
 
 /// `gpu-validator worker burn --task JSON`.
 pub(crate) fn run_worker(task: &str) {
@@ -78,6 +99,9 @@ pub(crate) fn run_worker(task: &str) {
         Ok(task) => worker.burn(&task),
         Err(error) => Err(exited(format!("the task cannot be read: {error}"))),
     };
+    if let (true, Err(end)) = (worker.owes_kernel, &end) {
+        teller.field("kernel", &KernelRun::without_result(end.clone()));
+    }
     worker.run.end = end.err().unwrap_or(WorkerEnd::Finished);
     worker.tell();
     teller.done();
@@ -95,6 +119,7 @@ pub(crate) fn empty_run(end: WorkerEnd) -> BurnRun {
         requested_s: 0.0,
         measured_s: 0.0,
         start_to_load_ms: 0.0,
+        startup: None,
         stop_ms: None,
         memory_free_bytes: 0,
         memory_used_bytes: 0,
@@ -111,21 +136,24 @@ fn exited(stderr: String) -> WorkerEnd {
 struct Worker<'t> {
     teller: &'t Teller,
     started: Instant,
+    /// Of that, waited for the word to begin.
+    waited: Duration,
     run: BurnRun,
+    /// The check kernel was asked for and nothing was told of it yet.
+    owes_kernel: bool,
     stop: Arc<AtomicBool>,
     injected_found: u64,
 }
 
 impl<'t> Worker<'t> {
     fn new(teller: &'t Teller) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        // Without the handler SIGTERM ends the process at once, and what was told before counts.
-        let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop));
         Self {
             teller,
             started: Instant::now(),
+            waited: Duration::ZERO,
             run: empty_run(WorkerEnd::Finished),
-            stop,
+            owes_kernel: false,
+            stop: Arc::default(),
             injected_found: 0,
         }
     }
@@ -137,24 +165,18 @@ impl<'t> Worker<'t> {
     fn burn(&mut self, task: &BurnTask) -> Result<(), WorkerEnd> {
         self.run.seed = task.seed;
         self.run.requested_s = task.seconds;
-        self.teller.step("dlopen of libcuda.so.1");
-        let cuda = CudaLibrary::load().map_err(exited)?;
-        self.teller.step("cuInit");
-        match cuda.initialize()? {
-            0 => {}
-            code => {
-                return Err(WorkerEnd::CudaError {
-                    call: "cuInit".to_owned(),
-                    code,
-                    name: cuda.result_name(code),
-                });
-            }
-        }
+        self.owes_kernel = task.check_kernel;
+        let cuda = super::cuda_kernel::started_cuda(self.teller)?;
         let device = super::cuda_kernel::device_with(&cuda, &task.device)?;
         self.teller.step("cuDevicePrimaryCtxRetain");
         let context = device.context()?;
         let capability = device.compute_capability()?;
-        self.teller.step("cuModuleLoadData");
+        if task.check_kernel {
+            let run = super::cuda_kernel::check(&device, &context, self.teller)?;
+            self.teller.field("kernel", &run);
+            self.owes_kernel = false;
+        }
+        self.teller.step(FIRST_USE_OF_CONTEXT);
         let (module, _) = Family::Support
             .load(&context, capability)?
             .ok_or_else(|| exited(no_kernels(capability)))?;
@@ -166,10 +188,12 @@ impl<'t> Worker<'t> {
             None => None,
         };
         let arena = self.allocate(&context, task.memory)?;
+        let stop = Arc::clone(&self.stop);
         let gpu = BurningGpu {
             context: &context,
             support: &support,
             arena: &arena,
+            stop: &stop,
         };
         let precisions = self.precisions_for(task, capability);
         let mut share_s = task.seconds;
@@ -183,6 +207,9 @@ impl<'t> Worker<'t> {
                 .as_ref()
                 .map_or((0, 0), |it| (it.address(), it.bytes())),
         };
+        if !self.may_begin(task.standby) {
+            return Ok(());
+        }
         for precision in &precisions {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -209,6 +236,28 @@ impl<'t> Worker<'t> {
             )));
         }
         Ok(())
+    }
+
+    /// Waits for the word to begin, if that is asked for. Until then SIGTERM ends the process wherever it is, since nothing
+    /// is measured that would be lost; from then on it asks for an end.
+    fn may_begin(&mut self, standby: bool) -> bool {
+        if standby {
+            self.teller.step(STANDING_BY);
+            let since = Instant::now();
+            let mut line = String::new();
+            if std::io::stdin().read_line(&mut line).is_err() || line.trim() != GO {
+                return false;
+            }
+            self.waited = since.elapsed();
+        }
+        // Without the handler SIGTERM still ends the process, and what was told before counts.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&self.stop));
+        true
+    }
+
+    /// Since the start, less what was waited.
+    fn elapsed(&self) -> Duration {
+        self.started.elapsed().saturating_sub(self.waited)
     }
 
     /// What was asked for and this GPU has; what it does not have is noted.
@@ -324,6 +373,9 @@ impl<'t> Worker<'t> {
         else {
             return Ok(());
         };
+        if gpu.shall_stop() {
+            return Ok(());
+        }
         let (engine, both) = match (chosen.engine, &loaded, engines.library) {
             (EngineChoice::Cublaslt, _, Some(found)) => {
                 (by_library(found), (library.as_ref(), kernels.as_ref()))
@@ -434,19 +486,22 @@ impl<'t> Worker<'t> {
         let precisions = task.precisions.len().max(1) as f64;
         let share_s = task.seconds / 20.0 / precisions;
         let duration = TRIAL.min(Duration::try_from_secs_f64(share_s).unwrap_or(TRIAL)) / 2;
-        self.teller.step("trying both engines");
         let mut trials: [Option<Trial>; 2] = [None; 2];
         let mut began = Duration::ZERO;
-        with_energy_counter(&task.device, |energy_j| {
-            began = self.started.elapsed();
+        let kind = with_power_meter(&task.device, |power| {
+            began = self.elapsed();
             for (index, counts) in TRIAL_PARTS {
+                if gpu.shall_stop() {
+                    break;
+                }
+                self.teller.step(TRYING_ENGINES);
                 let how = (task.seed, duration);
-                let part = try_out(gpu, engines[index], &layouts[index], how, energy_j)?;
+                let part = try_out(gpu, engines[index], &layouts[index], how, power)?;
                 if let Some(part) = part.filter(|_| counts) {
                     trials[index] = Some(trials[index].map_or(part, |it| it.and(part)));
                 }
             }
-            Ok::<(), CudaFailure>(())
+            Ok::<_, CudaFailure>(power.kind())
         })?;
         let [Some(kernels), Some(library)] = trials else {
             return Ok(None);
@@ -460,9 +515,10 @@ impl<'t> Worker<'t> {
             _ => ("the embedded kernels", layouts[0]),
         };
         let choice = format!(
-            "{precision} by {name}, {why}: embedded kernels {}, cuBLASLt {}",
+            "{precision} by {name}, {why}: embedded kernels {}, cuBLASLt {} ({})",
             trial_text(&kernels),
-            trial_text(&library)
+            trial_text(&library),
+            power_text(kind, kernels.power_readings.min(library.power_readings))
         );
         if !self.run.engine_choice.is_empty() {
             self.run.engine_choice.push_str("; ");
@@ -484,7 +540,7 @@ impl<'t> Worker<'t> {
         self.run.precisions.push(products.clone());
         let result = run(gpu, engines, layout, asked, &mut products, &mut |moment| {
             if self.run.start_to_load_ms <= 0.0 {
-                let to_load = self.started.elapsed().saturating_sub(moment.elapsed);
+                let to_load = self.elapsed().saturating_sub(moment.elapsed);
                 self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
             }
             self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
@@ -553,11 +609,12 @@ struct Chosen {
 }
 
 /// The better of two engines, and by what. The embedded kernels need nothing but the driver, so that they are taken where
-/// the other is not better.
+/// the other is not clearly better.
 fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
-    let differ = |a: f64, b: f64, by: f64| (a - b).abs() > by * a.max(b);
+    let error_w = kernels.power_error_w().hypot(library.power_error_w());
     if let (Some(of_kernels), Some(of_library)) = (kernels.power_w(), library.power_w())
-        && differ(of_kernels, of_library, SAME_POWER)
+        && (of_kernels - of_library).abs()
+            > (SAME_POWER * of_kernels.max(of_library)).max(SAME_POWER_ERRORS * error_w)
     {
         let engine = if of_kernels > of_library {
             EngineChoice::Ptx
@@ -566,18 +623,28 @@ fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
         };
         return (engine, "for its power");
     }
-    match (kernels.tflops(), library.tflops()) {
-        (a, b) if !differ(a, b, SAME) => (EngineChoice::Ptx, "since there is no difference"),
-        (a, b) if a > b => (EngineChoice::Ptx, "for its speed"),
-        _ => (EngineChoice::Cublaslt, "for its speed"),
+    if library.tflops() > kernels.tflops() * (1.0 + CLEAR_LEAD) {
+        return (EngineChoice::Cublaslt, "for its speed");
     }
+    (EngineChoice::Ptx, "since cuBLASLt is not clearly better")
 }
 
 fn trial_text(trial: &Trial) -> String {
     let power = trial
         .power_w()
-        .map_or(String::new(), |watts| format!(" at {watts:.0} W"));
+        .map_or(String::new(), |watts| format!(" at {watts:.1} W"));
     format!("{:.1} TFLOP/s{power}", trial.tflops())
+}
+
+/// How the powers of a trial were read.
+fn power_text(kind: Option<PowerKind>, readings: u32) -> String {
+    match kind {
+        Some(PowerKind::Instant) => format!("{readings} instantaneous readings of power"),
+        Some(PowerKind::Averaged) => format!(
+            "{readings} readings of power that the driver averages over time, since it has no instantaneous ones"
+        ),
+        None => "power could not be read".to_owned(),
+    }
 }
 
 fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
@@ -602,4 +669,57 @@ fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
 
 fn no_kernels((major, minor): (u32, u32)) -> String {
     format!("the driver takes none of the embedded kernels for compute capability {major}.{minor}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(kernels: (f64, &[f64]), library: (f64, &[f64])) -> EngineChoice {
+        let trial = |(tflops, powers_w): (f64, &[f64])| Trial::of(tflops, powers_w);
+        better_of(&trial(kernels), &trial(library)).0
+    }
+
+    #[test]
+    fn the_hotter_engine_is_taken_whatever_its_rate() {
+        let (cool, hot) = (&[600.0, 601.0, 599.0][..], &[700.0, 701.0, 699.0][..]);
+        assert_eq!(chosen((700.0, cool), (500.0, hot)), EngineChoice::Cublaslt);
+        assert_eq!(chosen((500.0, hot), (700.0, cool)), EngineChoice::Ptx);
+    }
+
+    /// What was seen on H200s: at the limit both draw the same, and noise decides nothing.
+    #[test]
+    fn at_the_same_power_cublaslt_needs_a_clear_lead() {
+        let steady = |watts: f64| [watts, watts + 1.0, watts - 1.0];
+        for (kernels_w, library_w) in [(690.0, 696.0), (696.0, 690.0), (693.0, 693.0)] {
+            let of = |kernels, library| {
+                chosen((kernels, &steady(kernels_w)), (library, &steady(library_w)))
+            };
+            assert_eq!(of(662.0, 676.0), EngineChoice::Ptx);
+            assert_eq!(of(679.8, 701.8), EngineChoice::Ptx);
+            assert_eq!(of(676.0, 662.0), EngineChoice::Ptx);
+            assert_eq!(of(50.6, 52.8), EngineChoice::Cublaslt);
+            assert_eq!(of(365.0, 346.0), EngineChoice::Ptx);
+        }
+    }
+
+    /// Both are of one second of the same load on an H200, whose means differ by 8 %.
+    #[test]
+    fn powers_that_jump_are_not_told_apart_by_their_means() {
+        let (jumping, calm) = (
+            &[692.0, 504.3, 632.6, 748.7, 714.6, 437.6, 743.2][..],
+            &[723.6, 742.0, 732.2, 620.6, 602.7, 696.0, 740.9][..],
+        );
+        assert_eq!(chosen((660.0, jumping), (661.0, calm)), EngineChoice::Ptx);
+        assert_eq!(chosen((660.0, calm), (661.0, jumping)), EngineChoice::Ptx);
+    }
+
+    #[test]
+    fn a_power_that_was_not_read_decides_nothing() {
+        assert_eq!(
+            chosen((600.0, &[]), (610.0, &[700.0, 701.0, 699.0])),
+            EngineChoice::Ptx
+        );
+        assert_eq!(chosen((600.0, &[]), (650.0, &[])), EngineChoice::Cublaslt);
+    }
 }

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use super::burn_worker::FIRST_USE_OF_CONTEXT;
 use super::check_kernel::{CHECK_KERNEL_BLOCK_THREADS, check_kernel_expected};
 use super::driver::{
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, CudaLibrary, Device,
-    c_text,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY, Context, CudaFailure, CudaLibrary,
+    Device, c_text,
 };
+use super::standby::Standby;
 use crate::facts::{ComputeMode, Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
 use crate::probe::{Interrupt, ProbeOptions};
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, Told, listen};
@@ -28,10 +30,11 @@ const EXAMPLES_MAXIMUM: usize = 8;
 /// GPUs at a time; more processes than this compete for the host's memory bandwidth and locks.
 const WORKERS_MAXIMUM: usize = 16;
 
-/// Runs the kernel on every GPU of `facts`, and says for each that it could not why.
+/// Runs the kernel on every GPU of `facts`, and says for each that it could not why. What stands by for a burn runs it itself.
 pub(crate) fn run_on_all_gpus(
     options: &ProbeOptions,
     interrupt: &Interrupt,
+    standby: Option<&Standby>,
     facts: &Facts,
 ) -> BTreeMap<String, Reading<KernelRun>> {
     let mut runs = BTreeMap::new();
@@ -49,7 +52,12 @@ pub(crate) fn run_on_all_gpus(
         std::thread::scope(|scope| {
             let workers: Vec<_> = some
                 .iter()
-                .map(|(gpu, uuid)| (*uuid, scope.spawn(|| run_on(options, interrupt, gpu, uuid))))
+                .map(|(gpu, uuid)| {
+                    let ready = || standby.and_then(|it| it.kernel(uuid));
+                    let run =
+                        move || ready().unwrap_or_else(|| run_on(options, interrupt, gpu, uuid));
+                    (*uuid, scope.spawn(run))
+                })
                 .collect();
             for (uuid, worker) in workers {
                 let panicked = || Reading::NotRead("the thread of this GPU panicked".to_owned());
@@ -130,11 +138,8 @@ fn kernel_run(told: Told, gpu: &GpuFacts, wall: Duration) -> Reading<KernelRun> 
     let wall_ms = wall.as_secs_f64() * 1000.0;
     let without_result = |end| {
         Reading::Value(KernelRun {
-            end,
-            values_compared: 0,
-            mismatches: 0,
-            examples: Vec::new(),
             wall_ms,
+            ..KernelRun::without_result(end)
         })
     };
     let Told {
@@ -180,42 +185,45 @@ pub(super) fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd
 /// `gpu-validator worker cuda-kernel --gpu UUID`.
 pub(crate) fn run_worker(uuid: &str) {
     let teller = Teller::new();
-    let run = match compute_and_compare(uuid, &teller) {
-        Ok(run) => run,
-        Err(end) => KernelRun {
-            end,
-            values_compared: 0,
-            mismatches: 0,
-            examples: Vec::new(),
-            wall_ms: 0.0,
-        },
-    };
+    let run = compute_and_compare(uuid, &teller).unwrap_or_else(KernelRun::without_result);
     teller.field("run", &run);
     teller.done();
 }
 
 fn compute_and_compare(uuid: &str, teller: &Teller) -> Result<KernelRun, WorkerEnd> {
+    let cuda = started_cuda(teller)?;
+    let device = device_with(&cuda, uuid)?;
+    teller.step("cuDevicePrimaryCtxRetain");
+    let context = device.context()?;
+    check(&device, &context, teller)
+}
+
+/// The driver, ready to be asked for devices.
+pub(super) fn started_cuda(teller: &Teller) -> Result<CudaLibrary, WorkerEnd> {
     teller.step("dlopen of libcuda.so.1");
     let cuda = CudaLibrary::load().map_err(exited)?;
     teller.step("cuInit");
     match cuda.initialize()? {
-        0 => {}
-        code => {
-            return Err(WorkerEnd::CudaError {
-                call: "cuInit".to_owned(),
-                code,
-                name: cuda.result_name(code),
-            });
-        }
+        0 => Ok(cuda),
+        code => Err(WorkerEnd::CudaError {
+            call: "cuInit".to_owned(),
+            code,
+            name: cuda.result_name(code),
+        }),
     }
-    let device = device_with(&cuda, uuid)?;
+}
+
+/// Runs the kernel and compares every word that it wrote.
+pub(super) fn check(
+    device: &Device<'_>,
+    context: &Context<'_>,
+    teller: &Teller,
+) -> Result<KernelRun, WorkerEnd> {
     let blocks = device.multiprocessors()? * BLOCKS_PER_MULTIPROCESSOR;
     let count = blocks * CHECK_KERNEL_BLOCK_THREADS;
     // Another seed for each run, so that words which a former run left in memory are wrong.
     let seed = seed();
-    teller.step("cuDevicePrimaryCtxRetain");
-    let context = device.context()?;
-    teller.step("cuModuleLoadData");
+    teller.step(FIRST_USE_OF_CONTEXT);
     let ptx = c_text(PTX).ok_or_else(|| exited("the embedded PTX holds a NUL".to_owned()))?;
     let kernel =
         c_text(KERNEL).ok_or_else(|| exited("the kernel's name holds a NUL".to_owned()))?;
@@ -404,7 +412,12 @@ mod tests {
             code: 802,
             name: "CUDA_ERROR_SYSTEM_NOT_READY".to_owned(),
         });
-        let runs = run_on_all_gpus(&ProbeOptions::default(), &Interrupt::default(), &facts);
+        let runs = run_on_all_gpus(
+            &ProbeOptions::default(),
+            &Interrupt::default(),
+            None,
+            &facts,
+        );
         assert_eq!(
             runs["GPU-a"],
             Reading::NotRead(

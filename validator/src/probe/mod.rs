@@ -12,19 +12,21 @@ pub(crate) mod libraries;
 mod nvml;
 mod options;
 
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
 pub(crate) use nvml::{
-    GPUS_AT_ONCE, NvmlWorker, SensorMessage, run_sensors_worker, simulator_scenario,
-    with_energy_counter,
+    NvmlWorker, PowerKind, PowerMeter, SensorMessage, run_sensors_worker, simulator_scenario,
+    with_power_meter,
 };
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, KernelLog, KubernetesFacts, Reading};
+use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, GpuFacts, KernelLog, KubernetesFacts, Reading};
 use crate::level::{Level, Stage};
 pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, EngineChoice, MemoryShare};
+use crate::load::standby::Standby;
 use nvml::NvmlOutcome;
 
 /// What is told while the machine is looked at.
@@ -56,9 +58,22 @@ pub fn collect(
         kubernetes: (options.level >= Level::Standard).then(KubernetesFacts::default),
         ..Facts::default()
     };
+    let standby = standby_for(options);
+    // What gets ready to work a GPU does so while the rest of the machine is looked at.
+    let on_gpu = |gpu: &GpuFacts| {
+        if let Some(standby) = &standby {
+            standby.prepare(gpu, options, interrupt);
+        }
+    };
     // The driver is slow to answer and the host's files are not, so all three are asked at the same time.
     std::thread::scope(|scope| {
-        let nvml = scope.spawn(|| timed(|| nvml::probe(options, interrupt)));
+        let nvml = scope.spawn(|| {
+            let told = timed(|| nvml::probe(options, interrupt, &on_gpu));
+            if let Some(standby) = &standby {
+                standby.watch_sensors(options);
+            }
+            told
+        });
         let cuda = scope.spawn(|| timed(|| cuda::probe(options, interrupt)));
         let (host, host_ms) = timed(|| host::probe(options, interrupt));
         facts.host = host;
@@ -79,7 +94,8 @@ pub fn collect(
     facts.interrupted = interrupt.reason();
     on_progress(Progress::Stage(Stage::Gpu, &facts));
     if options.level >= Level::Standard && facts.interrupted.is_none() {
-        let ((), load_ms) = timed(|| work(options, interrupt, &mut facts, on_progress));
+        let standby = standby.as_deref();
+        let ((), load_ms) = timed(|| work(options, interrupt, standby, &mut facts, on_progress));
         facts.timings_ms.insert("load".to_owned(), load_ms);
         let gpu_pods = kubernetes::gpu_pods(options, interrupt, &facts);
         if let Some(kubernetes) = &mut facts.kubernetes {
@@ -94,15 +110,26 @@ pub fn collect(
     facts
 }
 
+/// Where a burn is to come, here or with the caller.
+fn standby_for(options: &ProbeOptions) -> Option<Arc<Standby>> {
+    if options.level < Level::Standard {
+        return None;
+    }
+    let burn = options.burn.as_ref().ok();
+    let own = || burn.map(|burn| Arc::new(Standby::new(burn.clone())));
+    options.standby.clone().or_else(own)
+}
+
 /// The small verified kernel on every GPU, then the burn.
 fn work(
     options: &ProbeOptions,
     interrupt: &Interrupt,
+    standby: Option<&Standby>,
     facts: &mut Facts,
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) {
     use crate::load;
-    facts.load.cuda_kernel = load::cuda_kernel::run_on_all_gpus(options, interrupt, facts);
+    facts.load.cuda_kernel = load::cuda_kernel::run_on_all_gpus(options, interrupt, standby, facts);
     if interrupt.reason().is_some() {
         return;
     }
@@ -111,9 +138,13 @@ fn work(
         Ok(BurnOptions { gpus, ..burn })
     });
     match burn {
-        Ok(burn) => load::burn::burn(&burn, options, facts, interrupt, &mut |gpus| {
-            on_progress(Progress::Burn(gpus));
-        }),
+        Ok(burn) => {
+            let own = Standby::new(burn.clone());
+            let standby = standby.unwrap_or(&own);
+            load::burn::burn(&burn, options, standby, facts, interrupt, &mut |gpus| {
+                on_progress(Progress::Burn(gpus));
+            });
+        }
         Err(reason) => facts.load.burn_plan = Some(BurnPlan::Off(reason)),
     }
 }
@@ -121,7 +152,7 @@ fn work(
 /// What NVML says of the GPUs as they are now; nothing else is asked.
 pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
     let mut facts = Facts::default();
-    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt));
+    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt, &|_| {}));
     add_nvml(&mut facts, Ok((outcome, milliseconds)));
     facts
 }

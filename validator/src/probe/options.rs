@@ -1,10 +1,12 @@
 //! How a machine is looked at.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::level::Level;
 use crate::load::burn::BurnOptions;
+use crate::load::standby::Standby;
 use crate::profile::KubernetesProfile;
 
 /// How a machine is looked at.
@@ -26,6 +28,8 @@ pub struct ProbeOptions {
     pub deadlines: Deadlines,
     /// How to burn the GPUs at level standard and above, or why not at all.
     pub burn: Result<BurnOptions, String>,
+    /// Gets ready for a burn that the caller begins after the probes.
+    pub(crate) standby: Option<Arc<Standby>>,
     /// The program that is started as `PROGRAM worker …`; `None` is this program.
     pub worker_program: Option<PathBuf>,
 }
@@ -41,6 +45,7 @@ impl Default for ProbeOptions {
             kubernetes: KubernetesProfile::default(),
             deadlines: Deadlines::default(),
             burn: Err("no burn was asked for".to_owned()),
+            standby: None,
             worker_program: None,
         }
     }
@@ -57,8 +62,12 @@ pub struct Deadlines {
     pub nvml: Duration,
     /// `cuInit` and what it is asked for; initialises every GPU, too.
     pub cuda: Duration,
-    /// The check kernel on one GPU, start of its process included.
+    /// The check kernel on one GPU, start of its process included; and each step in which a burn's worker gets ready, where the
+    /// driver makes the contexts of all GPUs one after another (seen on eight H200s: 10 s).
     pub cuda_kernel: Duration,
+    /// From one report of a worker that multiplies to the next. It promises one each half second
+    /// (`load::gemm::sweep::INTERVAL_S`): ten that are missing in a row are no delay of a busy host.
+    pub burn_report: Duration,
     /// The whole run.
     pub run: Option<Duration>,
     /// One answer of the kubelet or a device plugin; they answer within milliseconds.
@@ -75,6 +84,7 @@ impl Default for Deadlines {
             nvml: Duration::from_secs(90),
             cuda: Duration::from_secs(30),
             cuda_kernel: Duration::from_secs(30),
+            burn_report: Duration::from_secs(5),
             run: None,
             kubelet_call: Duration::from_secs(5),
             api_call: Duration::from_secs(10),
@@ -95,6 +105,7 @@ impl Deadlines {
             nvml: scaled(self.nvml),
             cuda: scaled(self.cuda),
             cuda_kernel: scaled(self.cuda_kernel),
+            burn_report: scaled(self.burn_report),
             // Not a driver's: it holds whatever the driver does.
             run: self.run,
             kubelet_call: scaled(self.kubelet_call),
@@ -116,6 +127,7 @@ mod tests {
         assert_eq!(tenth.nvml, Duration::from_secs(9));
         assert_eq!(tenth.cuda, Duration::from_secs(3));
         assert_eq!(tenth.cuda_kernel, Duration::from_secs(3));
+        assert_eq!(tenth.burn_report, Duration::from_millis(500));
         assert_eq!(tenth.kubelet_call, Duration::from_millis(500));
         assert_eq!(tenth.api_call, Duration::from_secs(1));
         assert_eq!(whole.scaled(f64::NAN).cuda, whole.cuda);

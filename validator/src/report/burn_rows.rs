@@ -16,6 +16,8 @@ pub struct BurnRow {
     pub precision: String,
     /// The kernels that multiplied: `sm_90a`, `cublaslt`.
     pub kernels: String,
+    /// Why this GPU was burned by these, and what was found of the other engine; of all its precisions.
+    pub engine_choice: String,
     /// Median over time, in 1e12 operations a second; `null` where it is no number.
     pub tflops: Option<f64>,
     /// Of what a healthy GPU of the model was measured to reach.
@@ -74,6 +76,7 @@ fn row(
         pci_address: gpu.pci_address.value().cloned(),
         precision: products.precision.to_string(),
         kernels: products.kernels.clone(),
+        engine_choice: run.engine_choice.clone(),
         tflops,
         reference_percent: tflops.zip(reference).map(|(it, all)| it / all * 100.0),
         products: products.products,

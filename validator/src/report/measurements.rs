@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::burned;
 use crate::facts::{Facts, GpuFacts, SensorSample};
 
 /// By name, with the unit at the name's end. What was not read is absent.
@@ -57,11 +58,11 @@ impl Measured {
             return;
         };
         let under_load = || log.samples.iter().filter(|it| it.t >= 0.0);
-        let power = median(under_load().filter_map(|it: &SensorSample| it.power_mw));
-        self.add("burn_power_median_w", power.map(watts));
+        let power = median_of(under_load().filter_map(|it: &SensorSample| it.power_mw));
+        self.add("burn_power_median_w", power.map(|it| it / 1000.0));
         self.add(
             "burn_sm_clock_median_mhz",
-            median(under_load().filter_map(|it| it.sm_mhz)),
+            median_of(under_load().filter_map(|it| it.sm_mhz)),
         );
         self.add(
             "burn_temperature_maximum_c",
@@ -78,11 +79,9 @@ fn watts(milliwatts: u32) -> f64 {
     f64::from(milliwatts) / 1000.0
 }
 
-/// The upper one of two in the middle.
-fn median(values: impl Iterator<Item = u32>) -> Option<u32> {
-    let mut values: Vec<u32> = values.collect();
-    values.sort_unstable();
-    values.get(values.len() / 2).copied()
+fn median_of(values: impl Iterator<Item = u32>) -> Option<f64> {
+    let mut values: Vec<f64> = values.map(f64::from).collect();
+    burned::median(&mut values)
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ fn boot_id() -> String {
 
 /// Without /proc, 0: then no process can be looked at either.
 fn own_start_ticks() -> u64 {
-    super::leftovers::start_ticks(std::process::id()).unwrap_or(0)
+    crate::process_stat::start_ticks(std::process::id()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use rustix::fd::{AsFd as _, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
 use crate::facts::GpuFacts;
+use crate::process_stat;
 
 /// A process on a GPU, as `/proc` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,7 +89,7 @@ fn standing(pid: u32, job_began_ticks: u64, runner: &[u32]) -> Standing {
     if runner.contains(&pid) {
         return Standing::Runner;
     }
-    let (Some(ticks), Some(user)) = (start_ticks(pid), effective_user(pid)) else {
+    let (Some(ticks), Some(user)) = (process_stat::start_ticks(pid), effective_user(pid)) else {
         return Standing::Unseen;
     };
     if ticks < job_began_ticks {
@@ -104,19 +105,6 @@ fn standing(pid: u32, job_began_ticks: u64, runner: &[u32]) -> Standing {
     }
 }
 
-/// Clock ticks from boot to the start of a process: field 22 of `/proc/PID/stat`.
-pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
-    stat_field(pid, 22)
-}
-
-/// A field of `/proc/PID/stat` by its number in proc(5), from the third on.
-fn stat_field<T: std::str::FromStr>(pid: u32, number: usize) -> Option<T> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, so that the fields count from its end.
-    let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(number - 3)?.parse().ok()
-}
-
 /// The second number of the line `Uid:` in `/proc/PID/status`.
 fn effective_user(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -127,7 +115,7 @@ fn effective_user(pid: u32) -> Option<u32> {
 /// A process and all that it descends from.
 fn ancestors(pid: u32) -> Vec<u32> {
     let mut line = vec![pid];
-    while let Some(parent) = line.last().and_then(|pid| stat_field::<u32>(*pid, 4)) {
+    while let Some(parent) = line.last().and_then(|pid| process_stat::parent(*pid)) {
         if parent == 0 || line.contains(&parent) {
             break;
         }
@@ -273,7 +261,7 @@ mod tests {
     #[test]
     fn a_process_is_older_by_its_start_and_unseen_without_one() {
         let own = std::process::id();
-        let ticks = start_ticks(own).expect("/proc is there");
+        let ticks = process_stat::start_ticks(own).expect("/proc is there");
         assert_eq!(standing(own, ticks + 1, &[]), Standing::Older);
         // This test holds no driver.
         assert_eq!(standing(own, ticks, &[]), Standing::Unproven);

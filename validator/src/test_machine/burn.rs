@@ -113,6 +113,7 @@ fn healthy_run() -> BurnRun {
         requested_s: 10.0,
         measured_s: 10.0,
         start_to_load_ms: 600.0,
+        startup: None,
         stop_ms: Some(50.0),
         memory_free_bytes: 150_000_000_000,
         memory_used_bytes: 142_500_000_000,

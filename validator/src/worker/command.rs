@@ -15,12 +15,6 @@ pub enum WorkerCommand {
         /// NVML's number of a GPU about which everything is known
         #[arg(long, value_name = "INDEX")]
         finished: Vec<u32>,
-        /// GPUs one after another instead of at the same time
-        #[arg(long)]
-        sequential: bool,
-        /// GPUs that are read at the same time
-        #[arg(long, default_value_t = crate::probe::GPUS_AT_ONCE)]
-        gpus_at_once: usize,
     },
     /// Reads the CUDA driver library
     Cuda,
@@ -48,17 +42,10 @@ pub enum WorkerCommand {
 pub fn run(command: &WorkerCommand) -> ExitCode {
     super::die_with_parent();
     match command {
-        WorkerCommand::Nvml {
-            skip,
-            finished,
-            sequential,
-            gpus_at_once,
-        } => {
+        WorkerCommand::Nvml { skip, finished } => {
             NvmlWorker {
                 skipped: skip.clone(),
                 finished: finished.clone(),
-                sequential: *sequential,
-                gpus_at_once: *gpus_at_once,
             }
             .run();
         }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -77,8 +77,21 @@ impl WorkerProcess {
         environment: &[(&str, String)],
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        command.arg0("gpu-validator");
+        command.arg0("gpu-validator").stdin(Stdio::null());
         Self::spawn(command, arguments, environment)
+    }
+
+    /// The same for a worker that is told more on its standard input, which ends when that is dropped.
+    pub(crate) fn start_with_input(
+        program: &PathBuf,
+        arguments: &[OsString],
+        environment: &[(&str, String)],
+    ) -> std::io::Result<(Self, Option<ChildStdin>)> {
+        let mut command = Command::new(program);
+        command.arg0("gpu-validator").stdin(Stdio::piped());
+        let mut worker = Self::spawn(command, arguments, environment)?;
+        let input = worker.child.stdin.take();
+        Ok((worker, input))
     }
 
     /// Starts a program of the machine under its own name, by which some (`BusyBox`) know what to do.
@@ -87,7 +100,9 @@ impl WorkerProcess {
         arguments: &[OsString],
         environment: &[(&str, String)],
     ) -> std::io::Result<Self> {
-        Self::spawn(Command::new(program), arguments, environment)
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        Self::spawn(command, arguments, environment)
     }
 
     fn spawn(
@@ -98,7 +113,6 @@ impl WorkerProcess {
         let mut child = command
             .args(arguments)
             .envs(environment.iter().map(|(name, value)| (*name, value)))
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)

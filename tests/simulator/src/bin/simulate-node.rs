@@ -12,6 +12,9 @@ use std::process::ExitCode;
 /// Simulated GPU nodes.
 #[derive(Debug, Parser)]
 struct CommandLine {
+    /// Folder of `models`, `nodes` and `faults` [default: those of the checkout that this was built from]
+    #[arg(long, value_name = "DIR")]
+    catalogue: Option<PathBuf>,
     #[command(subcommand)]
     task: Task,
 }
@@ -40,7 +43,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(CommandLine::parse().task) {
+    match run(CommandLine::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -49,9 +52,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<()> {
-    let catalogue = Catalogue::shipped();
-    match task {
+fn run(command_line: CommandLine) -> Result<()> {
+    let catalogue = command_line
+        .catalogue
+        .map_or_else(Catalogue::shipped, |folder| Catalogue::at(&folder));
+    match command_line.task {
         Task::List => list(&catalogue),
         Task::Prepare {
             folder,

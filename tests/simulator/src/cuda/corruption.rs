@@ -31,8 +31,13 @@ struct Area {
     sm: Option<u32>,
 }
 
-/// Spoils the outputs of a launch of `kernel` that has just ended, if it is one that shall be wrong. Real bytes change.
+/// Notes who multiplied, and spoils the outputs of a launch of `kernel` that has just ended, if it is one that shall be wrong.
+/// Real bytes change.
 pub(super) fn spoil(node: &Node, gpu_index: usize, gpu: &Gpu, kernel: &str, outputs: &[Output]) {
+    if kernel == CUBLASLT_PRODUCT || kernel.starts_with("gemm") {
+        let dynamics = &node.state().gpu(gpu_index).dynamics;
+        dynamics.note_product(kernel == CUBLASLT_PRODUCT);
+    }
     let Some(fault) = &gpu.wrong_results else {
         return;
     };

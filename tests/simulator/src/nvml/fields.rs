@@ -204,6 +204,7 @@ fn power_field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<V
     }
     Ok(Value::U32(match id {
         field_id::NVML_FI_DEV_POWER_AVERAGE => readings.power_mw,
+        field_id::NVML_FI_DEV_POWER_INSTANT if gpu.power.no_instant => return Err(NOT_SUPPORTED),
         field_id::NVML_FI_DEV_POWER_INSTANT => readings.power_instant_mw,
         field_id::NVML_FI_DEV_POWER_MIN_LIMIT => gpu.power.min_limit_mw,
         field_id::NVML_FI_DEV_POWER_MAX_LIMIT => gpu.power.max_limit_mw,

@@ -12,6 +12,7 @@ use super::{FailOn, LabelOptions, RunnerOptions, tell};
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use crate::level::Level;
+use crate::load::standby::Standby;
 use crate::probe::{BurnOptions, Interrupt, ProbeOptions};
 use crate::report::{verdict_sentence, verdict_word};
 use crate::runner_hook::assigned_gpus::{AssignedGpus, Assignment};
@@ -232,7 +233,8 @@ fn burn(
         memory: arguments.burn_memory.0,
         ..BurnOptions::lasting(arguments.burn.0)
     };
-    crate::load::burn::burn(&burn, options, &mut own, interrupt, &mut |_| {});
+    let standby = Standby::new(burn.clone());
+    crate::load::burn::burn(&burn, options, &standby, &mut own, interrupt, &mut |_| {});
     facts.load = own.load;
     facts.interrupted = own.interrupted;
     facts.level = Level::Standard;

@@ -12,6 +12,7 @@ use super::report::{self, Counts, HEADER_WORDS};
 use super::shape::{K_MAXIMUM, LADDER, Layout, Shape};
 use crate::facts::{PrecisionRun, ReferenceProof};
 use crate::load::driver::{Context, CudaFailure, DeviceMemory, Event, HostWords};
+use crate::probe::PowerMeter;
 
 type CudaResult<T> = Result<T, CudaFailure>;
 
@@ -26,10 +27,12 @@ const TRIAL_BATCH: u64 = 16;
 const INTERVAL_S: f64 = 0.5;
 /// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting is enough.
 const LOCALIZATIONS_MAXIMUM: u32 = 16;
-/// The energy counter is written every tenth of a second: over two parts of half a second it is right to a fifth, and over
-/// less it says nothing.
-// Source: seen on an H200, where parts of a quarter of a second gave 497 W and 811 W at a limit of 700 W.
-const POWER_READABLE_FROM_S: f64 = 1.0;
+/// How long after a change of engines a power is still the other's, in part: NVIDIA's instantaneous reading is renewed every
+/// tenth of a second.
+// Source: BENCHMARKS.md, power readings of an H200.
+const POWER_SETTLES: Duration = Duration::from_millis(100);
+/// Fewer readings have no mean worth the name; this project's choice.
+const POWER_READINGS_MINIMUM: u32 = 3;
 /// Added to the seed for the places of injected faults.
 const SEED_OF_FAULTS: u64 = 0xD1B5_4A32_D192_ED03;
 
@@ -38,6 +41,14 @@ pub(crate) struct BurningGpu<'x, 'm, 'c, 'a> {
     pub(crate) context: &'c Context<'a>,
     pub(crate) support: &'x Support<'m, 'c, 'a>,
     pub(crate) arena: &'x DeviceMemory<'c, 'a>,
+    /// Set when the burn shall end.
+    pub(crate) stop: &'x AtomicBool,
+}
+
+impl BurningGpu<'_, '_, '_, '_> {
+    pub(crate) fn shall_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
 }
 
 /// What is asked of the products of one precision.
@@ -79,7 +90,7 @@ pub(crate) fn choose_layout(
             side,
             k_bytes,
         };
-        if shape.k() > K_MAXIMUM {
+        if shape.k() > K_MAXIMUM || (chosen.is_some() && gpu.shall_stop()) {
             break;
         }
         let Some(layout) = Layout::new(shape, gpu.arena.bytes()) else {
@@ -114,8 +125,11 @@ pub(crate) fn choose_layout(
 pub(crate) struct Trial {
     operations: f64,
     seconds: f64,
-    /// Used meanwhile; `None` where it cannot be read.
-    energy_j: Option<f64>,
+    /// Sum of the powers that were read under load, in watts, and how many they were.
+    power_sum_w: f64,
+    /// Sum of their squares.
+    power_squares: f64,
+    pub(crate) power_readings: u32,
 }
 
 impl Trial {
@@ -123,31 +137,44 @@ impl Trial {
         Self {
             operations: self.operations + other.operations,
             seconds: self.seconds + other.seconds,
-            energy_j: self.energy_j.zip(other.energy_j).map(|(a, b)| a + b),
+            power_sum_w: self.power_sum_w + other.power_sum_w,
+            power_squares: self.power_squares + other.power_squares,
+            power_readings: self.power_readings + other.power_readings,
         }
+    }
+
+    fn note_power(&mut self, watts: f64) {
+        self.power_sum_w += watts;
+        self.power_squares += watts * watts;
+        self.power_readings += 1;
     }
 
     pub(crate) fn tflops(&self) -> f64 {
         self.operations / self.seconds.max(1e-9) / 1e12
     }
 
-    /// `None` where the counter cannot be read, or not finely enough for so short a time.
+    /// The mean; `None` where it was not read often enough.
     pub(crate) fn power_w(&self) -> Option<f64> {
-        let is_long_enough = self.seconds >= POWER_READABLE_FROM_S;
-        self.energy_j
-            .filter(|_| is_long_enough)
-            .map(|it| it / self.seconds)
+        let enough = self.power_readings >= POWER_READINGS_MINIMUM;
+        enough.then(|| self.power_sum_w / f64::from(self.power_readings))
+    }
+
+    /// How far the mean may lie from what longer reading would give, in watts: its standard error, from how the readings vary.
+    pub(crate) fn power_error_w(&self) -> f64 {
+        let number = f64::from(self.power_readings).max(2.0);
+        let of_squares = self.power_squares - self.power_sum_w * self.power_sum_w / number;
+        (of_squares.max(0.0) / (number - 1.0) / number).sqrt()
     }
 }
 
-/// Multiplies random operands for `duration` without looking at results. `energy_j` reads the GPU's energy counter. `None`
-/// where products of this size cannot be computed.
+/// Multiplies random operands for `duration` without looking at results, and reads the power under way. `None` where products
+/// of this size cannot be computed.
 pub(crate) fn try_out(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
     (layout, product_s): &(Layout, f64),
     (seed, duration): (u64, Duration),
-    energy_j: &dyn Fn() -> Option<f64>,
+    power: &PowerMeter<'_>,
 ) -> CudaResult<Option<Trial>> {
     let Some(operands) = gemm.operands(gpu.context, gpu.arena, layout)? else {
         return Ok(None);
@@ -165,8 +192,9 @@ pub(crate) fn try_out(
     // Launching may take longer than multiplying, so that batches grow only while the host keeps up.
     let mut batch = most.min(TRIAL_BATCH);
     let mut number = 0;
-    let (started, energy_before) = (Instant::now(), energy_j());
-    while number == 0 || started.elapsed() < duration {
+    let started = Instant::now();
+    let mut trial = Trial::default();
+    while number == 0 || (started.elapsed() < duration && !gpu.shall_stop()) {
         let launched = Instant::now();
         for _ in 0..batch {
             let place = (layout.result(number), None);
@@ -177,14 +205,36 @@ pub(crate) fn try_out(
             batch = most.min(batch * 2);
         }
         end.record()?;
+        if started.elapsed() >= POWER_SETTLES
+            && let Some(watts) = power.watts()
+        {
+            trial.note_power(watts);
+        }
         end.wait()?;
     }
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let operations = layout.shape.operations() * number as f64;
     Ok(Some(Trial {
-        operations: layout.shape.operations() * number as f64,
+        operations,
         seconds: started.elapsed().as_secs_f64(),
-        energy_j: energy_j().zip(energy_before).map(|(now, then)| now - then),
+        ..trial
     }))
+}
+
+#[cfg(test)]
+impl Trial {
+    /// One that reached this rate, with these readings of its power.
+    pub(crate) fn of(tflops: f64, powers_w: &[f64]) -> Self {
+        let mut trial = Self {
+            operations: tflops * 1e12,
+            seconds: 1.0,
+            ..Self::default()
+        };
+        for watts in powers_w {
+            trial.note_power(*watts);
+        }
+        trial
+    }
 }
 
 /// Multiplies by `gemm` for as long as is asked, and writes what is seen into `run` as it goes. `second` multiplies exact
@@ -345,6 +395,16 @@ fn multiply_once(
     ))
 }
 
+/// A rate as it goes into the facts, where there are two a second.
+#[expect(clippy::cast_possible_truncation, reason = "four digits are left")]
+fn in_four_digits(rate: f64) -> f32 {
+    if !rate.is_normal() {
+        return rate as f32;
+    }
+    let unit = 10_f64.powf(rate.abs().log10().floor() - 3.0);
+    ((rate / unit).round() * unit) as f32
+}
+
 /// A batch of products under way.
 struct Batch {
     products: u64,
@@ -419,7 +479,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         let mut under_way: VecDeque<Batch> = VecDeque::new();
         let mut told = None;
         let mut slot = 0;
-        let mut go_on = true;
+        let mut go_on = !self.gpu.shall_stop();
         loop {
             let more = go_on && begun.elapsed() < self.asked.duration;
             while more && under_way.len() < 2 {
@@ -550,9 +610,8 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         if self.interval.2.elapsed().as_secs_f64() >= INTERVAL_S {
             let (products, seconds, _) =
                 std::mem::replace(&mut self.interval, (0, 0.0, Instant::now()));
-            #[expect(clippy::cast_possible_truncation, reason = "three digits matter")]
-            run.tflops_intervals
-                .push(self.tflops(products, seconds) as f32);
+            let rate = self.tflops(products, seconds);
+            run.tflops_intervals.push(in_four_digits(rate));
         }
         self.count(counts, run);
         Ok(counts)
@@ -628,5 +687,24 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             self.look_into_mismatches(run)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_four_digits;
+
+    #[test]
+    fn rates_keep_four_digits() {
+        for (rate, text) in [
+            (675.1234, "675.1"),
+            (50.5678, "50.57"),
+            (1319.49, "1319"),
+            (0.0, "0"),
+        ] {
+            assert_eq!(in_four_digits(rate).to_string(), text);
+        }
+        assert!(in_four_digits(f64::NAN).is_nan());
+        assert!((in_four_digits(0.000_251_234) - 0.000_251_2).abs() < 1e-9);
     }
 }

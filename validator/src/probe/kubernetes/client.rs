@@ -417,6 +417,8 @@ fn transport(target: Target<'_>, cause: &reqwest::Error) -> Failure {
     let causes = causes(cause);
     let text = if cause.is_timeout() {
         "the API server did not answer in time".to_owned()
+    } else if let Some(meaning) = distrusted(&causes) {
+        format!("{meaning} ({causes})")
     } else if cause.is_connect() {
         format!("the API server cannot be reached: {causes}")
     } else {
@@ -428,6 +430,30 @@ fn transport(target: Target<'_>, cause: &reqwest::Error) -> Failure {
         may_pass: !causes.contains("certificate"),
         retry_after: None,
     }
+}
+
+/// What rustls says against the server's certificate, and what it means; the first that fits.
+const DISTRUSTED: [(&[&str], &str); 3] = [
+    (
+        &["UnknownIssuer"],
+        "the API server's certificate is not signed by the certificate authority of the credentials: they are of another cluster",
+    ),
+    (
+        &["Expired", "expired", "NotValidYet", "not valid yet"],
+        "the API server's certificate is not valid at this time, or this machine's clock is wrong",
+    ),
+    (
+        &["NotValidForName", "not valid for name"],
+        "the API server's certificate is for another name than it is asked by",
+    ),
+];
+
+fn distrusted(causes: &str) -> Option<&'static str> {
+    let (_, said) = causes.split_once("invalid peer certificate")?;
+    DISTRUSTED
+        .iter()
+        .find(|(words, _)| words.iter().any(|word| said.contains(word)))
+        .map(|(_, meaning)| *meaning)
 }
 
 /// The causes below an error, without its own text, which only repeats what was asked.

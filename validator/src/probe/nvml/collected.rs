@@ -83,6 +83,14 @@ impl Collected {
         self.gpus.get_mut(usize::try_from(index).ok()?)
     }
 
+    /// What was told of this GPU so far.
+    pub(super) fn told_of(&mut self, index: u32) -> Option<GpuFacts> {
+        let told = self.gpu(index)?.clone();
+        // What is wrong with it is noted when all is told.
+        let reason = "not told by the NVML probe";
+        Some(facts_of(&told, reason, &mut Vec::new()))
+    }
+
     /// This call hung or crashed.
     pub(super) fn skip(&mut self, call: &CallInFlight, reason: &str) {
         self.skipped.push(SkippedCall {

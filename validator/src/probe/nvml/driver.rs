@@ -229,7 +229,6 @@ getters! {
     power_usage_mw = nvmlDeviceGetPowerUsage -> c_uint;
     enforced_power_limit_mw = nvmlDeviceGetEnforcedPowerLimit -> c_uint;
     default_power_limit_mw = nvmlDeviceGetPowerManagementDefaultLimit -> c_uint;
-    total_energy_mj = nvmlDeviceGetTotalEnergyConsumption -> c_ulonglong;
     clocks_event_reasons = nvmlDeviceGetCurrentClocksEventReasons -> c_ulonglong;
     clocks_throttle_reasons = nvmlDeviceGetCurrentClocksThrottleReasons -> c_ulonglong;
 }

@@ -2,30 +2,30 @@
 //!
 //! The worker announces each call before it makes it and tells each reading as soon as it has it. When a call does not
 //! return in time, or the worker dies in it, the parent keeps what was told, leaves that call out and starts the worker
-//! again for the rest. The second worker asks one GPU after another, so that it is certain which call is to blame.
+//! again for the rest. A worker asks one GPU after another, so that it is certain which call is to blame.
 
 mod calls;
 mod collected;
 mod driver;
-mod energy;
+mod power_meter;
 mod protocol;
 mod read;
 mod sensors;
 mod worker;
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
-pub(crate) use energy::with_energy_counter;
+pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
-pub(crate) use worker::{GPUS_AT_ONCE, NvmlWorker};
+pub(crate) use worker::NvmlWorker;
 
 use super::{Deadlines, Interrupt, ProbeOptions};
+use crate::facts::GpuFacts;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
 /// A driver that makes so many calls hang or crash will not say much more of use.
@@ -54,21 +54,27 @@ impl std::fmt::Display for CallInFlight {
 enum AttemptEnd {
     Finished,
     /// A call took longer than this.
-    Hung(Vec<CallInFlight>, Duration),
-    Died(Vec<CallInFlight>, String),
+    Hung(CallInFlight, Duration),
+    Died(Option<CallInFlight>, String),
     Interrupted,
     OutOfTime,
     NotStarted(String),
 }
 
-/// Asks NVML everything that the facts hold. Takes no longer than [`Deadlines::nvml`].
-pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> NvmlOutcome {
+/// Asks NVML everything that the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
+/// when that is all.
+pub(super) fn probe(
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+    on_gpu: &dyn Fn(&GpuFacts),
+) -> NvmlOutcome {
     let mut collected = Collected::default();
     let overall = Instant::now() + options.deadlines.nvml;
-    let mut sequential = false;
+    let mut asked_again = false;
     for _ in 0..ATTEMPTS_MAXIMUM {
-        let end = run_worker(options, interrupt, &mut collected, sequential, overall);
-        let (in_flight, what_it_did) = match end {
+        let listener = (&mut collected, on_gpu);
+        let end = run_worker(options, interrupt, listener, overall);
+        let (call, what_it_did) = match end {
             AttemptEnd::Finished => break,
             AttemptEnd::Interrupted => {
                 collected.stop("the run was interrupted");
@@ -83,30 +89,29 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> NvmlOutcom
                 collected.stop(&error);
                 break;
             }
-            AttemptEnd::Hung(in_flight, limit) => {
+            AttemptEnd::Hung(call, limit) => {
                 let reason = format!("did not return within {} s", limit.as_secs_f64());
-                (in_flight, reason)
+                (Some(call), reason)
             }
-            AttemptEnd::Died(in_flight, end) => {
-                (in_flight, format!("took the process down: {end}"))
-            }
+            AttemptEnd::Died(call, end) => (call, format!("took the process down: {end}")),
         };
-        match &in_flight[..] {
-            [call] => {
-                if !leave_out(&mut collected, call, &what_it_did) {
+        match call {
+            Some(call) => {
+                if !leave_out(&mut collected, &call, &what_it_did) {
                     break;
                 }
             }
-            _ if sequential => {
-                collected.stop(&format!("the NVML probe {what_it_did}, outside of any call"));
+            None if asked_again => {
+                collected.stop(&format!(
+                    "the NVML probe {what_it_did}, outside of any call"
+                ));
                 break;
             }
-            several => collected.trouble.push(format!(
-                "one of {} calls at the same time {what_it_did}; asking again, one GPU after another",
-                several.len()
+            None => collected.trouble.push(format!(
+                "the NVML probe {what_it_did}, outside of any call; asking again"
             )),
         }
-        sequential = true;
+        asked_again = true;
     }
     collected.into_outcome()
 }
@@ -144,25 +149,22 @@ fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) 
 fn run_worker(
     options: &ProbeOptions,
     interrupt: &Interrupt,
-    collected: &mut Collected,
-    sequential: bool,
+    (collected, on_gpu): (&mut Collected, &dyn Fn(&GpuFacts)),
     overall: Instant,
 ) -> AttemptEnd {
     let program = worker_program(options.worker_program.as_ref());
-    let arguments = arguments(collected, sequential);
+    let arguments = arguments(collected);
     let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
         Ok(worker) => worker,
         Err(error) => {
             return AttemptEnd::NotStarted(format!("cannot start {}: {error}", program.display()));
         }
     };
-    let mut in_flight: HashMap<Option<u32>, (String, Instant)> = HashMap::new();
+    let mut in_flight: Option<(CallInFlight, Instant)> = None;
     loop {
-        let first = in_flight
-            .values()
-            .map(|(function, since)| *since + limit(function, &options.deadlines))
-            .min();
-        let deadline = first.map_or(overall, |first| first.min(overall));
+        let deadline = in_flight.as_ref().map_or(overall, |(call, since)| {
+            (*since + limit(call, &options.deadlines)).min(overall)
+        });
         match worker.next_event(deadline, interrupt) {
             WorkerEvent::Line(line) => {
                 let Ok(message) = serde_json::from_str::<Message>(&line) else {
@@ -175,7 +177,14 @@ fn run_worker(
                     return AttemptEnd::Finished;
                 }
                 follow(&message, &mut in_flight);
+                let done = match &message {
+                    Message::GpuDone { index } => Some(*index),
+                    _ => None,
+                };
                 collected.take(message);
+                if let Some(gpu) = done.and_then(|index| collected.told_of(index)) {
+                    on_gpu(&gpu);
+                }
             }
             WorkerEvent::Interrupted => {
                 worker.kill();
@@ -188,21 +197,23 @@ fn run_worker(
                         worker.pid()
                     ));
                 }
-                if Instant::now() >= overall {
-                    return AttemptEnd::OutOfTime;
-                }
-                return hung(&in_flight, &options.deadlines);
+                return match in_flight {
+                    Some((call, _)) if Instant::now() < overall => {
+                        let limit = limit(&call, &options.deadlines);
+                        AttemptEnd::Hung(call, limit)
+                    }
+                    _ => AttemptEnd::OutOfTime,
+                };
             }
             WorkerEvent::Closed => {
                 let end = worker.finish(Duration::from_secs(1));
-                let calls = in_flight.into_iter().map(call_in_flight).collect();
-                return AttemptEnd::Died(calls, describe(&worker, &end));
+                return AttemptEnd::Died(in_flight.map(|(call, _)| call), describe(&worker, &end));
             }
         }
     }
 }
 
-fn arguments(collected: &Collected, sequential: bool) -> Vec<OsString> {
+fn arguments(collected: &Collected) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["worker".into(), "nvml".into()];
     for skipped in &collected.skipped {
         arguments.extend(["--skip".into(), skipped.to_argument().into()]);
@@ -210,54 +221,34 @@ fn arguments(collected: &Collected, sequential: bool) -> Vec<OsString> {
     for index in &collected.finished {
         arguments.extend(["--finished".into(), index.to_string().into()]);
     }
-    if sequential {
-        arguments.push("--sequential".into());
-    }
     arguments
 }
 
 /// How long a call may take.
-fn limit(function: &str, deadlines: &Deadlines) -> Duration {
-    match function {
+fn limit(call: &CallInFlight, deadlines: &Deadlines) -> Duration {
+    match call.function.as_str() {
         "dlopen" | "nvmlInit_v2" | "nvmlDeviceGetHandleByIndex_v2" => deadlines.nvml_initialization,
         _ => deadlines.nvml_call,
     }
 }
 
-/// A thread of the worker is in the call that it announced last until it tells something.
-fn follow(message: &Message, in_flight: &mut HashMap<Option<u32>, (String, Instant)>) {
+/// The worker is in the call that it announced last until it tells something.
+fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>) {
     match message {
         Message::Call { gpu, function } => {
-            in_flight.insert(*gpu, (function.clone(), Instant::now()));
-        }
-        Message::Nvml { .. } => {
-            in_flight.remove(&None);
+            let call = CallInFlight {
+                gpu: *gpu,
+                function: function.clone(),
+            };
+            *in_flight = Some((call, Instant::now()));
         }
         // The GPU's loss is told from inside a field that may go on to make calls; they are announced.
-        Message::Gpu { index, .. }
-        | Message::Unopened { index, .. }
-        | Message::GpuDone { index } => {
-            in_flight.remove(&Some(*index));
-        }
+        Message::Nvml { .. }
+        | Message::Gpu { .. }
+        | Message::Unopened { .. }
+        | Message::GpuDone { .. } => *in_flight = None,
         Message::Simulated { .. } | Message::Done {} => {}
     }
-}
-
-/// The calls that are over their limit; and, when others are on their way too, those as well, since a lock in the
-/// driver can make them wait for the one that hangs.
-fn hung(in_flight: &HashMap<Option<u32>, (String, Instant)>, deadlines: &Deadlines) -> AttemptEnd {
-    let over = in_flight
-        .values()
-        .find(|(function, since)| since.elapsed() >= limit(function, deadlines));
-    let limit = over.map_or(deadlines.nvml_call, |(function, _)| {
-        limit(function, deadlines)
-    });
-    let calls = in_flight.clone().into_iter().map(call_in_flight).collect();
-    AttemptEnd::Hung(calls, limit)
-}
-
-fn call_in_flight((gpu, (function, _)): (Option<u32>, (String, Instant))) -> CallInFlight {
-    CallInFlight { gpu, function }
 }
 
 fn describe(worker: &WorkerProcess, end: &ProcessEnd) -> String {

@@ -15,6 +15,7 @@ use crate::facts::{
     RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, SensorSample,
     Temperature, Utilization, ViolationTimes,
 };
+use crate::process_stat;
 
 // Source of all numbers: nvml.h.
 const FIELD_MEMORY_TEMPERATURE: u32 = 82;
@@ -642,13 +643,7 @@ fn is_threshold(celsius: i32) -> bool {
 /// This worker, the validator that started it, or another of its workers.
 fn is_own_process(pid: u32) -> bool {
     let validator = std::os::unix::process::parent_id();
-    let parent_of = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may hold anything, so that the fields count from its end.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        fields.split(' ').nth(1)?.parse::<u32>().ok()
-    };
-    pid == std::process::id() || pid == validator || parent_of(pid) == Some(validator)
+    pid == std::process::id() || pid == validator || process_stat::parent(pid) == Some(validator)
 }
 
 /// The name of an executable, else of its thread; `None` for a process that this one cannot see.

@@ -19,7 +19,11 @@ finished() { say "{\"gpu_done\":{\"index\":$1}}"; }
 
 fn outcome_of(script: &str) -> NvmlOutcome {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    probe(&options(folder.path(), script), &Interrupt::default())
+    probe(
+        &options(folder.path(), script),
+        &Interrupt::default(),
+        &|_| {},
+    )
 }
 
 fn options(folder: &Path, script: &str) -> ProbeOptions {
@@ -90,24 +94,6 @@ fn a_call_that_hangs_costs_its_own_reading_and_no_more() {
     assert_eq!(
         outcome.nvml.probe_trouble,
         ["nvmlDeviceGetSerial of NVML's GPU 1 did not return within 0.3 s"]
-    );
-}
-
-#[test]
-fn of_several_calls_at_once_none_is_blamed_before_they_were_asked_one_by_one() {
-    let outcome = outcome_of(
-        r#"case "$*" in
-          *--skip\ nvmlDeviceGetSerial@0=*) told 0 minor_number 0; finished 0;;
-          *--sequential*) call 0 nvmlDeviceGetSerial; sleep 600;;
-          *) call 1 nvmlDeviceGetName; call 0 nvmlDeviceGetSerial; sleep 600;;
-        esac
-        told 1 name '"NVIDIA H200"'; finished 1; say '{"done":{}}'"#,
-    );
-    assert_eq!(outcome.gpus[0].calls_hung, ["nvmlDeviceGetSerial"]);
-    assert_eq!(outcome.gpus[1].calls_hung, Vec::<String>::new());
-    assert_eq!(
-        outcome.gpus[1].name,
-        Reading::Value("NVIDIA H200".to_owned())
     );
 }
 
@@ -223,7 +209,7 @@ fn a_request_to_stop_keeps_what_was_told() {
         std::thread::sleep(Duration::from_millis(200));
         later.request(2);
     });
-    let outcome = probe(&options, &interrupt);
+    let outcome = probe(&options, &interrupt, &|_| {});
     signal.join().expect("the thread ends");
     assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
     assert_eq!(reason(&outcome.gpus[0].name), "the run was interrupted");
@@ -235,7 +221,7 @@ fn a_missing_program_is_said() {
         worker_program: Some("/nonexistent/gpu-validator".into()),
         ..ProbeOptions::default()
     };
-    let outcome = probe(&options, &Interrupt::default());
+    let outcome = probe(&options, &Interrupt::default(), &|_| {});
     assert!(
         reason(&outcome.nvml.initialized).starts_with("cannot start /nonexistent/gpu-validator"),
         "{:?}",

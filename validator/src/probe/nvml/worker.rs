@@ -1,7 +1,6 @@
 //! `gpu-validator worker nvml`: asks NVML everything and says it as it goes.
 
 use std::ffi::OsStr;
-use std::sync::{Mutex, PoisonError};
 
 use super::calls::Calls;
 use super::driver::NvmlLibrary;
@@ -16,15 +15,7 @@ pub(crate) struct NvmlWorker {
     pub(crate) skipped: Vec<String>,
     /// GPUs about which everything is known.
     pub(crate) finished: Vec<u32>,
-    /// One GPU after another, so that a hang or crash is that of the call that was announced last.
-    pub(crate) sequential: bool,
-    /// How many GPUs are read at the same time, see [`GPUS_AT_ONCE`].
-    pub(crate) gpus_at_once: usize,
 }
-
-/// The driver serves calls one after another behind locks on which callers spin. Measured on four H200s, driver 580.159.04:
-/// one GPU at a time takes 0.71 s, two 0.82 s, four 0.87 s and three times the processor time.
-pub(crate) const GPUS_AT_ONCE: usize = 1;
 
 impl NvmlWorker {
     pub(crate) fn run(&self) {
@@ -59,29 +50,13 @@ impl NvmlWorker {
         output.nvml("cuda_driver_version", &reading(cuda, driver));
         let count = nvml.device_count(&calls);
         output.nvml("gpu_count", &reading(count.clone(), driver));
+        // One after another: the driver serves calls behind locks on which callers spin (BENCHMARKS.md), and a hang or crash is
+        // that of the call that was announced last.
         let gpus = (0..count.unwrap_or(0)).filter(|index| !self.finished.contains(index));
-        let gpus = Mutex::new(gpus);
-        let read_gpus = || {
-            while let Some(index) = next(&gpus) {
-                read_gpu(nvml, index, driver, skipped, output);
-            }
-        };
-        let threads = if self.sequential {
-            1
-        } else {
-            self.gpus_at_once
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(read_gpus);
-            }
-        });
+        for index in gpus {
+            read_gpu(nvml, index, driver, skipped, output);
+        }
     }
-}
-
-/// The lock is let go before the GPU is read.
-fn next(gpus: &Mutex<impl Iterator<Item = u32>>) -> Option<u32> {
-    gpus.lock().unwrap_or_else(PoisonError::into_inner).next()
 }
 
 fn load(output: &Output) -> Option<NvmlLibrary> {

@@ -1,0 +1,293 @@
+//! What NVML's sensors show while GPUs burn, from a process that reads them again and again.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::burn_state::State;
+use crate::facts::{SensorLog, SensorSample};
+use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
+use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+
+/// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU (BENCHMARKS.md); a burn whose counters
+/// were not read is judged without them.
+const TIME_FOR_FIRST_LOOK: Duration = Duration::from_secs(3);
+/// How long the sensors' process may take for its last look, and to say so.
+const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
+/// Samples of a GPU that the facts keep; neighbours are merged beyond that.
+const SAMPLES_MAXIMUM: usize = 100;
+/// Of what was sampled before the load this much shows how it rose.
+const SECONDS_BEFORE_LOAD: f32 = 1.0;
+
+/// Samples that arrived, with the time of their arrival.
+#[derive(Default)]
+struct Watched {
+    log: SensorLog,
+    samples: Vec<(Instant, SensorSample)>,
+    after_was_read: bool,
+}
+
+/// The sensors' process, and the thread that listens to it.
+pub(super) struct Sensors {
+    uuids: Vec<String>,
+    done: Arc<AtomicBool>,
+    /// Of how many GPUs the counters before the load were read; all when nothing more is to come.
+    first_looks: Arc<AtomicUsize>,
+    thread: JoinHandle<BTreeMap<String, SensorLog>>,
+}
+
+impl Sensors {
+    pub(super) fn start(probe: &ProbeOptions, uuids: Vec<String>, state: &Arc<State>) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        let first_looks = Arc::new(AtomicUsize::new(0));
+        let thread = {
+            let (probe, uuids, state) = (probe.clone(), uuids.clone(), Arc::clone(state));
+            let (done, first_looks) = (Arc::clone(&done), Arc::clone(&first_looks));
+            std::thread::spawn(move || {
+                let logs = watch_sensors(&probe, &uuids, &state, &done, &first_looks);
+                first_looks.store(usize::MAX, Ordering::Release);
+                logs
+            })
+        };
+        Self {
+            uuids,
+            done,
+            first_looks,
+            thread,
+        }
+    }
+
+    pub(super) fn watch(&self, uuids: &[String]) -> bool {
+        uuids.iter().all(|uuid| self.uuids.contains(uuid))
+    }
+
+    /// Waits until the counters before the load were read, which a load may move.
+    pub(super) fn await_first_look(&self, interrupt: &Interrupt) {
+        let deadline = Instant::now() + TIME_FOR_FIRST_LOOK;
+        while self.first_looks.load(Ordering::Acquire) < self.uuids.len()
+            && Instant::now() < deadline
+            && interrupt.signal().is_none()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Has the counters read again, and returns what was seen of each GPU.
+    pub(super) fn finish(self) -> BTreeMap<String, SensorLog> {
+        self.done.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Listens to the sensors' process until the burn is done.
+fn watch_sensors(
+    probe: &ProbeOptions,
+    uuids: &[String],
+    state: &State,
+    done: &AtomicBool,
+    first_looks: &AtomicUsize,
+) -> BTreeMap<String, SensorLog> {
+    let began = Instant::now();
+    let mut watched: BTreeMap<String, Watched> = uuids
+        .iter()
+        .map(|uuid| (uuid.clone(), Watched::default()))
+        .collect();
+    let trouble = listen_to_sensors(probe, uuids, state, (done, first_looks), &mut watched);
+    watched
+        .into_iter()
+        .map(|(uuid, it)| {
+            let began = state.load_began(&uuid).unwrap_or(began);
+            (uuid, finished_log(it, began, trouble.as_deref()))
+        })
+        .collect()
+}
+
+fn finished_log(watched: Watched, began: Instant, trouble: Option<&str>) -> SensorLog {
+    let samples = watched
+        .samples
+        .into_iter()
+        .map(|(at, sample)| SensorSample {
+            t: seconds_from(began, at),
+            ..sample
+        })
+        .filter(|sample| sample.t >= -SECONDS_BEFORE_LOAD)
+        .collect();
+    let missing = (!watched.after_was_read)
+        .then(|| "the sensors were not read to the end of the load".to_owned());
+    SensorLog {
+        samples: thinned(samples),
+        trouble: trouble.map(str::to_owned).or(missing),
+        ..watched.log
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "milliseconds matter")]
+fn seconds_from(began: Instant, at: Instant) -> f32 {
+    let after = at.saturating_duration_since(began).as_secs_f64();
+    let before = began.saturating_duration_since(at).as_secs_f64();
+    // Adding zero leaves no negative zero, which the facts do not keep.
+    (((after - before) * 1000.0).round() / 1000.0 + 0.0) as f32
+}
+
+/// Why sampling ended early, if it did.
+fn listen_to_sensors(
+    probe: &ProbeOptions,
+    uuids: &[String],
+    state: &State,
+    (done, first_looks): (&AtomicBool, &AtomicUsize),
+    watched: &mut BTreeMap<String, Watched>,
+) -> Option<String> {
+    let program = worker_program(probe.worker_program.as_ref());
+    let mut arguments: Vec<OsString> = vec!["worker".into(), "sensors".into()];
+    for uuid in uuids {
+        arguments.extend(["--gpu".into(), uuid.into()]);
+    }
+    let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
+        Ok(worker) => worker,
+        Err(error) => return Some(format!("cannot start {}: {error}", program.display())),
+    };
+    let deaf = Interrupt::default();
+    let silence = probe.deadlines.nvml_initialization;
+    let mut deadline = Instant::now() + silence;
+    let mut stopping = false;
+    let mut trouble = None;
+    loop {
+        if done.load(Ordering::Relaxed) && !stopping {
+            stopping = true;
+            worker.terminate();
+            deadline = Instant::now() + TIME_FOR_LAST_LOOK;
+        }
+        let next_look = Instant::now() + Duration::from_millis(50);
+        match worker.next_event(deadline.min(next_look), &deaf) {
+            WorkerEvent::Line(line) => {
+                if let Ok(message) = serde_json::from_str(&line) {
+                    if matches!(message, SensorMessage::Before { .. }) {
+                        first_looks.fetch_add(1, Ordering::Release);
+                    }
+                    take(message, state, watched, &mut trouble);
+                    if !stopping {
+                        deadline = Instant::now() + silence;
+                    }
+                }
+            }
+            WorkerEvent::TimedOut if Instant::now() < deadline => {}
+            WorkerEvent::TimedOut | WorkerEvent::Interrupted => {
+                worker.kill();
+                return trouble.or(Some("NVML does not answer any more".to_owned()));
+            }
+            WorkerEvent::Closed => {
+                let end = worker.finish(TIME_FOR_LAST_LOOK);
+                let how = match end {
+                    ProcessEnd::Exited(0) => return trouble,
+                    ProcessEnd::Exited(status) => format!("exited with status {status}"),
+                    ProcessEnd::Killed(signal) => format!("was ended by signal {signal}"),
+                    ProcessEnd::Stuck => "cannot be killed: uninterruptible sleep".to_owned(),
+                };
+                return trouble.or(Some(format!("the process that reads NVML {how}")));
+            }
+        }
+    }
+}
+
+fn take(
+    message: SensorMessage,
+    state: &State,
+    watched: &mut BTreeMap<String, Watched>,
+    trouble: &mut Option<String>,
+) {
+    match message {
+        SensorMessage::Before {
+            uuid,
+            power_limit_mw,
+            counters,
+        } => {
+            if let Some(it) = watched.get_mut(&uuid) {
+                it.log.power_limit_mw = power_limit_mw;
+                state.change(&uuid, |it| it.power_limit_mw = power_limit_mw);
+                it.log.before = *counters;
+            }
+        }
+        SensorMessage::Sample { uuid, sample } => {
+            if let Some(it) = watched.get_mut(&uuid) {
+                it.samples.push((Instant::now(), sample));
+                state.change(&uuid, |it| it.sensors = Some(sample));
+            }
+        }
+        SensorMessage::After { uuid, counters } => {
+            if let Some(it) = watched.get_mut(&uuid) {
+                it.log.after = *counters;
+                it.after_was_read = true;
+            }
+        }
+        SensorMessage::Trouble(text) => *trouble = Some(text),
+        SensorMessage::Done {} => {}
+    }
+}
+
+/// Merges neighbours until few enough are left: greatest temperature, all reasons, mean power and clocks.
+fn thinned(samples: Vec<SensorSample>) -> Vec<SensorSample> {
+    let part = samples.len().div_ceil(SAMPLES_MAXIMUM).max(1);
+    if part == 1 {
+        return samples;
+    }
+    samples.chunks(part).map(merged).collect()
+}
+
+fn merged(samples: &[SensorSample]) -> SensorSample {
+    let mean = |value: fn(&SensorSample) -> Option<u32>| {
+        let values: Vec<u64> = samples.iter().filter_map(value).map(u64::from).collect();
+        let sum: u64 = values.iter().sum();
+        u32::try_from(sum.checked_div(values.len() as u64)?).ok()
+    };
+    SensorSample {
+        t: samples.first().map_or(0.0, |it| it.t),
+        power_mw: mean(|it| it.power_mw),
+        sm_mhz: mean(|it| it.sm_mhz),
+        memory_mhz: mean(|it| it.memory_mhz),
+        gpu_c: samples.iter().filter_map(|it| it.gpu_c).max(),
+        memory_c: samples.iter().filter_map(|it| it.memory_c).max(),
+        reasons: samples
+            .iter()
+            .filter_map(|it| it.reasons)
+            .reduce(|all, it| all | it),
+        utilization_percent: mean(|it| it.utilization_percent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_just_before_the_load_is_at_zero_as_in_the_facts() {
+        let began = Instant::now();
+        let just_before = began
+            .checked_sub(Duration::from_micros(300))
+            .expect("later");
+        assert!(seconds_from(began, just_before).is_sign_positive());
+        let long_before = began.checked_sub(Duration::from_millis(2)).expect("later");
+        assert!((seconds_from(began, long_before) + 0.002).abs() < 1e-9);
+    }
+
+    #[test]
+    fn thinning_keeps_the_hottest_and_every_reason() {
+        let samples: Vec<SensorSample> = (0..1000_u16)
+            .map(|index| SensorSample {
+                t: f32::from(index) / 5.0,
+                gpu_c: Some(i32::from(index % 90)),
+                reasons: Some(if index == 777 { 0x40 } else { 0x4 }),
+                power_mw: Some(600_000),
+                ..SensorSample::default()
+            })
+            .collect();
+        let thin = thinned(samples);
+        assert_eq!(thin.len(), 100);
+        assert_eq!(thin.iter().filter_map(|it| it.gpu_c).max(), Some(89));
+        let with_heat = thin.iter().filter(|it| it.reasons == Some(0x44));
+        assert_eq!(with_heat.count(), 1);
+        assert!(thin.iter().all(|it| it.power_mw == Some(600_000)));
+    }
+}
