@@ -175,6 +175,11 @@ variable "kms_key_id" {
   type        = string
   description = "KMS key that encrypts the image; empty takes the account's key for EBS, with which an image cannot be shared."
   default     = ""
+
+  validation {
+    condition     = var.kms_key_id == "" || can(regex("^(arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:)?(key/|alias/)?[0-9A-Za-z/_-]+$", var.kms_key_id))
+    error_message = "The kms_key_id must be a key's id, alias (alias/…) or ARN, or empty."
+  }
 }
 
 variable "subnet_id" {
@@ -209,6 +214,11 @@ variable "ssh_port" {
   type        = number
   description = "Port of the build instance's ssh."
   default     = 22
+
+  validation {
+    condition     = var.ssh_port >= 1 && var.ssh_port <= 65535
+    error_message = "The ssh_port must be from 1 to 65535."
+  }
 }
 
 variable "ssh_username" {

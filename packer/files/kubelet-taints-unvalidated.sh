@@ -4,11 +4,11 @@
 set -euo pipefail
 
 taint=gpu-bringup.dev/unvalidated=true:NoSchedule
-folder=${1:-/run/gpu-validator}
+folder=${1:-/run/gpu-validator-kubelet}
 configuration=${2:-/etc/kubernetes/kubelet/config.json}
 arguments=${NODEADM_KUBELET_ARGS:?nodeadm has not configured kubelet}
 
-rm --force "$folder/kubelet-environment"
+rm --force "$folder/environment"
 # The unit stays active after a pass and after nothing else.
 if systemctl is-active --quiet gpu-validator-firstboot.service; then
   exit 0
@@ -31,5 +31,5 @@ fi
 # systemd takes a backslash before these characters inside of quotes.
 # shellcheck disable=SC2001 # four characters at once
 quoted=$(sed 's/[\\"`$]/\\&/g' <<<"$arguments")
-printf 'NODEADM_KUBELET_ARGS="%s"\n' "$quoted" >"$folder/kubelet-environment"
+printf 'NODEADM_KUBELET_ARGS="%s"\n' "$quoted" >"$folder/environment"
 echo "gpu-validator did not pass this node: kubelet registers it with $taint" >&2

@@ -18,4 +18,9 @@ else
   apt-mark hold "${packages[@]}"
 fi
 
+# 1.19.0 orders it after multi-user.target, which waits for the validation, which waits for it: systemd breaks the circle by leaving
+# the validation out. A unit in /etc goes before the package's.
+unit=nvidia-cdi-refresh.service
+sed '/^After=multi-user\.target$/d' "/usr/lib/systemd/system/$unit" >"/etc/systemd/system/$unit"
+systemctl daemon-reload
 systemctl enable nvidia-cdi-refresh.path nvidia-cdi-refresh.service

@@ -23,7 +23,7 @@ else
   rm "$root/simulated/stand-ins/dnf"
 fi
 
-mkdir -p "$root"/{proc,dev,tmp,root,simulated,etc/ssh,run/systemd/system,var/tmp,var/log,var/cache}
+mkdir -p "$root"/{proc,dev,tmp,root,simulated,etc/ssh,etc/systemd/system,run/systemd/system,var/tmp,var/log,var/cache}
 mkdir -p "$root"/{sys/bus/pci/devices,sys/fs/cgroup/system.slice,usr/lib/systemd/system}
 chmod 1777 "$root/tmp" "$root/var/tmp"
 mount --rbind /dev "$root/dev"

@@ -1,9 +1,12 @@
-"""A job that leaves itself on the GPU with a gibibyte of its memory; with "ignore" it does not hear SIGTERM."""
+"""A job that leaves itself on the GPU with a gibibyte of its memory, until its input ends.
+
+With "ignore" it does not hear SIGTERM, with "nobody" it goes on as another user, which takes root.
+"""
 
 import ctypes
+import os
 import signal
 import sys
-import time
 
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -21,5 +24,9 @@ memory = ctypes.c_uint64()
 call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(1 << 30))
 if "ignore" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-time.sleep(120)
+if "nobody" in sys.argv:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print("ready", os.getpid(), flush=True)
+sys.stdin.read()

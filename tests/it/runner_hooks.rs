@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -114,14 +115,39 @@ fn quick() -> Runner {
 }
 
 /// A process of the job on the GPU, which stays when the job is over.
-struct LeakyJob(Child);
+struct LeakyJob {
+    child: Child,
+    pid: u32,
+}
 
 impl LeakyJob {
     fn start(node: &Node, arguments: &[&str]) -> Self {
+        Self::started(in_place_of(&node.validator(), "python3"), arguments)
+    }
+
+    /// As another user than the runner's, which takes root for a moment.
+    fn start_as_nobody(node: &Node) -> Self {
+        let python = in_place_of(&node.validator(), "python3");
+        let own = std::fs::metadata("/proc/self").expect("/proc is mounted");
+        if own.uid() == 0 {
+            return Self::started(python, &["nobody"]);
+        }
+        let mut sudo = Command::new("sudo");
+        sudo.args(["--non-interactive", "env"]);
+        for (name, value) in python.get_envs() {
+            let Some(value) = value else { continue };
+            sudo.arg([name, value].join(std::ffi::OsStr::new("=")));
+        }
+        sudo.arg("python3");
+        Self::started(sudo, &["nobody"])
+    }
+
+    fn started(mut python: Command, arguments: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("leaky_job.py");
-        let mut child = in_place_of(&node.validator(), "python3")
+        let mut child = python
             .arg(script)
             .args(arguments)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("python3 starts");
@@ -130,23 +156,27 @@ impl LeakyJob {
         BufReader::new(stdout)
             .read_line(&mut line)
             .expect("it speaks");
-        assert_eq!(line, "ready\n");
-        Self(child)
+        let pid = line.trim().strip_prefix("ready ").expect("it is ready");
+        Self {
+            pid: pid.parse().expect("a number"),
+            child,
+        }
     }
 
     fn pid(&self) -> String {
-        format!("pid {}", self.0.id())
+        format!("pid {}", self.pid)
     }
 
     fn lives(&mut self) -> bool {
-        self.0.try_wait().expect("asked").is_none()
+        self.child.try_wait().expect("asked").is_none()
     }
 }
 
 impl Drop for LeakyJob {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        // The end of its input ends it, also where it is another user's.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
     }
 }
 
@@ -193,6 +223,142 @@ fn a_job_is_let_in_and_what_it_leaves_is_ended() {
     );
     // What is not there any more keeps no next job out.
     assert_eq!(runner.pre_job(&node).0, 0);
+}
+
+#[test]
+fn a_leftover_of_another_user_is_named_and_left_alone() {
+    for (fail_on, code) in [("never", 0), ("fail", 1)] {
+        let node = Node::healthy("h200x1");
+        let runner = quick()
+            .with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", fail_on)
+            .with("GPU_VALIDATOR_HOOK_MEMORY_WAIT", "0");
+        assert_eq!(runner.pre_job(&node).0, 0);
+        let mut job = LeakyJob::start_as_nobody(&node);
+        let (ended, stdout, stderr) = runner.post_job(&node);
+        assert_eq!(ended, code, "{stdout}{stderr}");
+        assert!(job.lives(), "{stdout}");
+        let line = stdout.lines().find(|it| it.contains(&job.pid()));
+        let line = line.expect("it is named");
+        assert!(
+            line.starts_with("::error title=GPUs after the job::python3"),
+            "{line}"
+        );
+        let says = format!(
+            "belongs to another user, so it was not ended: sudo kill {}",
+            job.pid
+        );
+        assert!(line.contains(&says), "{line}");
+        // It keeps the next job out, and is no fault of the runner's.
+        assert_eq!(runner.pre_job(&node).0, 4);
+        assert_eq!(runner.mark(), None);
+    }
+}
+
+/// The hook in a PID namespace of its own, as in a container: NVML still gives the numbers of outside.
+fn in_own_pid_namespace(hook: &Command, before: &str) -> Command {
+    let mut command = in_place_of(hook, "unshare");
+    let words: Vec<_> = hook.get_args().map(|it| it.to_string_lossy()).collect();
+    command
+        .args([
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "bash",
+            "-euc",
+        ])
+        .arg(format!("{before}\nexec bash \"$@\""))
+        .arg("bash")
+        .args(words.iter().map(|it| &**it));
+    command
+}
+
+#[test]
+fn in_a_container_no_process_is_ended_by_a_number_of_outside() {
+    const NUMBER: u32 = 20_001;
+    let process = format!("processes.training-job={{gpu: 2, pid: {NUMBER}, memory: 20GiB}}");
+    let (before, after) = (
+        Node::healthy("h200x8"),
+        Node::with("h200x8", &[], &[&process]),
+    );
+    let runner = quick()
+        .with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", "not-judged")
+        .with("GPU_VALIDATOR_HOOK_MEMORY_WAIT", "0");
+    let hook = |node: &Node, hook: &str, before: &str| {
+        let hook = runner.hook_command(node, hook);
+        said(&mut in_own_pid_namespace(&hook, before))
+    };
+    let (code, stdout, stderr) = hook(&before, "pre-job.sh", "");
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let (code, stdout, stderr) = hook(&after, "post-job.sh", "");
+    assert_eq!(code, 2, "{stdout}{stderr}");
+    let says = "no such process can be seen from here; look for it outside";
+    let named = format!("(pid {NUMBER}, 20480 MiB)");
+    assert!(stdout.contains(says) && stdout.contains(&named), "{stdout}");
+
+    // The worst case: inside, the number is that of a process which has nothing to do with the GPU.
+    let innocent = format!(
+        "echo {} >/proc/sys/kernel/ns_last_pid; sleep 60 & [ $! = {NUMBER} ]\n\
+         bash \"$@\" || code=$?; kill -0 $! && echo 'the innocent lives'; kill $!; exit ${{code:-0}}",
+        NUMBER - 1
+    );
+    assert_eq!(hook(&before, "pre-job.sh", "").0, 0);
+    let (code, stdout, stderr) = hook(&after, "post-job.sh", &innocent);
+    assert_eq!(code, 2, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("the process of this number does not hold the driver"),
+        "{stdout}{stderr}"
+    );
+    assert!(stdout.ends_with("the innocent lives\n"), "{stdout}");
+}
+
+#[test]
+fn in_a_container_what_is_seen_is_the_runners() {
+    let node = Node::healthy("h200x1");
+    let runner = || quick().with("NVIDIA_VISIBLE_DEVICES", "7");
+    // On the host, number 7 is a GPU that is not there.
+    let (code, stdout, _) = runner().pre_job(&node);
+    assert_eq!(code, 2, "{stdout}");
+    assert!(stdout.contains("no such GPU was found"), "{stdout}");
+    std::fs::write(node.sysroot().join(".dockerenv"), "").expect("a file");
+    let (code, stdout, stderr) = runner().pre_job(&node);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    // What CUDA is told comes first there, too.
+    let blind = runner().with("CUDA_VISIBLE_DEVICES", "-1");
+    assert_eq!(blind.pre_job(&node).0, 3);
+}
+
+#[test]
+fn a_runner_of_a_mig_device_answers_for_its_gpu_alone() {
+    let (first, second) = (
+        "MIG-23268a25-ed91-56f3-aa91-56a6cfbcb90f",
+        "MIG-31122d0c-d1e3-5c7c-a894-70a54afb75af",
+    );
+    let names = [
+        "GPU_VALIDATOR_HOOK_GPUS",
+        "NVIDIA_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+    ];
+    let healthy = Node::healthy("mig");
+    for name in names {
+        let (code, stdout, stderr) = quick().with(name, first).pre_job(&healthy);
+        assert_eq!(code, 0, "{name}: {stdout}{stderr}");
+        assert!(stdout.contains(": 1 GPU judged"), "{name}: {stdout}");
+    }
+    let sick = Node::with_fault("mig", "ecc-volatile-uncorrectable");
+    for name in names {
+        for (device, code) in [(first, 1), (second, 0)] {
+            let (ended, stdout, stderr) = quick().with(name, device).pre_job(&sick);
+            assert_eq!(ended, code, "{name}={device}: {stdout}{stderr}");
+        }
+    }
+    // `GPU:DEVICE`, by numbers.
+    for (value, code) in [("0:6", 1), ("1:1", 0), ("0:7", 2), ("0:x", 2)] {
+        let runner = quick().with("NVIDIA_VISIBLE_DEVICES", value);
+        let node = if code == 2 { &healthy } else { &sick };
+        let (ended, stdout, stderr) = runner.pre_job(node);
+        assert_eq!(ended, code, "{value}: {stdout}{stderr}");
+    }
 }
 
 /// The best of three: other tests run at the same time, and a simulated GPU computes on the CPU.
@@ -915,4 +1081,98 @@ fn trouble_with_githubs_api_is_told_and_changes_no_verdict() {
         stdout.contains("http://ghe.example is not https"),
         "{stdout}"
     );
+}
+
+/// TLS in front of the API, with a certificate of this test's own.
+struct TlsFront {
+    child: Child,
+    url: String,
+    certificate: String,
+}
+
+impl TlsFront {
+    fn start(api: &Api, out: &Scratch) -> Self {
+        let (key, certificate) = (out.path("key.pem"), out.path("certificate.pem"));
+        let made = Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
+            .args([
+                "-days",
+                "2",
+                "-subj",
+                "/CN=api",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+            ])
+            .args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"])
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate)
+            .output()
+            .expect("openssl can be started (Debian and Ubuntu: apt-get install openssl)");
+        assert!(made.status.success(), "{made:?}");
+        let port = api.url.rsplit(':').next().expect("a port");
+        let mut child = Command::new("python3")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tls_front.py"))
+            .arg(&certificate)
+            .arg(&key)
+            .arg(port)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("it says its port");
+        Self {
+            child,
+            url: format!("https://127.0.0.1:{}", line.trim()),
+            certificate: certificate.display().to_string(),
+        }
+    }
+}
+
+impl Drop for TlsFront {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn labels_are_taken_over_https_and_only_from_a_server_with_a_known_certificate() {
+    let faulty = Node::with_fault("h200x1", "ecc-volatile-uncorrectable");
+    let api = Api::answering(&[Answer::Is(200, RUNNERS), Answer::Is(200, "{}")]);
+    let out = Scratch::new();
+    let front = TlsFront::start(&api, &out);
+    let stranger = api.runner().with("GITHUB_API_URL", front.url.clone());
+    let (code, stdout, stderr) = stranger.pre_job(&faulty);
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("Its labels at GitHub could not be removed")
+            && stdout.contains("cannot be reached")
+            && stdout.to_lowercase().contains("certificate"),
+        "{stdout}"
+    );
+    assert!(stranger.mark().is_some());
+    assert!(api.requests().is_empty(), "the token went to a stranger");
+
+    let known = api
+        .runner()
+        .with("GITHUB_API_URL", front.url.clone())
+        .with("SSL_CERT_FILE", front.certificate.clone());
+    let (code, stdout, stderr) = known.pre_job(&faulty);
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("Its labels at GitHub were removed: gpu, h200"),
+        "{stdout}"
+    );
+    assert_eq!(api.requests(), [LIST, REMOVE]);
 }

@@ -6,8 +6,8 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
+use crate::processes::eventually;
 use crate::xtask::{stand_in, stderr, validate_ami};
 
 const SSHD: &str = "/usr/sbin/sshd";
@@ -248,14 +248,6 @@ fn user() -> String {
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("an address").port()
-}
-
-pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited 60 s for {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn line_after<'a>(text: &'a str, key: &str) -> &'a str {

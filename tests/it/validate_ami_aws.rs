@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::ssh::{Server, UNTIL_TERMINATED, eventually, free_port};
+use crate::processes::{eventually, signal};
+use crate::ssh::{Server, UNTIL_TERMINATED, free_port};
 use crate::xtask::{executable, stand_in, stderr};
 
 const RUN_TAG: &str = "gpu-bringup.dev/validate-ami";
@@ -200,6 +201,16 @@ impl Drop for Account {
 
 const PASSES: &str = "write_reports \"$@\"; exit 0";
 
+/// With a JUnit report that can be merged.
+const PASSES_WITH_JUNIT: &str = r#"write_reports "$@"
+while [ $# -gt 0 ]; do
+  if [ "$1" = --junit ]; then
+    echo '<testsuites><testsuite name="host" tests="1" failures="0" errors="0" skipped="0"><testcase name="driver"/></testsuite></testsuites>' >"$2"
+  fi
+  shift
+done
+exit 0"#;
+
 #[test]
 fn one_instance_is_launched_safely_judged_and_terminated() {
     let account = Account::prepare();
@@ -346,39 +357,30 @@ fn ctrl_c_a_dead_terminal_and_a_failure_end_the_instance() {
     let account = Account::prepare();
     let folder = &account.server.folder;
     let waits = stand_in(folder, UNTIL_TERMINATED);
-    for signal in ["-INT", "-TERM", "-HUP"] {
-        let name = format!("signal{signal}");
+    for name in ["INT", "TERM", "HUP"] {
         let mut xtask = account
-            .validate_ami(&waits, &name, "")
+            .validate_ami(&waits, name, "")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("xtask runs");
-        let reports = account.reports(&name);
+        let reports = account.reports(name);
         eventually("the validator to run", || {
             std::fs::read_to_string(reports.join("stdout.txt")).is_ok_and(|it| it.contains("ready"))
         });
         // A terminal that is gone takes no more output.
-        if signal == "-HUP" {
+        if name == "HUP" {
             drop((xtask.stdout.take(), xtask.stderr.take()));
         }
-        let sent = Command::new("kill")
-            .args([signal, &xtask.id().to_string()])
-            .status();
-        assert!(sent.expect("kill can be started").success());
+        signal(xtask.id(), name);
         let output = xtask.wait_with_output().expect("xtask ends");
-        assert_eq!(
-            output.status.code(),
-            Some(2),
-            "{signal}: {}",
-            stderr(&output)
-        );
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", stderr(&output));
         assert!(
             reports.join("report.json").exists(),
-            "{signal}: {}",
+            "{name}: {}",
             stderr(&output)
         );
-        assert_eq!(account.living(), Vec::<Value>::new(), "{signal}");
+        assert_eq!(account.living(), Vec::<Value>::new(), "{name}");
     }
     let broken = folder.write_executable("broken", "#!/no/such/interpreter\n");
     let output = account
@@ -406,17 +408,7 @@ fn ctrl_c_a_dead_terminal_and_a_failure_end_the_instance() {
 fn a_matrix_is_judged_type_by_type_and_merged() {
     let account = Account::prepare();
     let folder = &account.server.folder;
-    let validator = stand_in(
-        folder,
-        r#"write_reports "$@"
-while [ $# -gt 0 ]; do
-  if [ "$1" = --junit ]; then
-    echo '<testsuites><testsuite name="host" tests="1" failures="0" errors="0" skipped="0"><testcase name="driver"/></testsuite></testsuites>' >"$2"
-  fi
-  shift
-done
-exit 0"#,
-    );
+    let validator = stand_in(folder, PASSES_WITH_JUNIT);
     // p5 has no capacity in any subnet, g5 none in the first.
     let scarce = format!(
         "lacks() {{ echo 'An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation: We currently do not have sufficient capacity.' >&2; exit 254; }}\n\
@@ -447,6 +439,89 @@ exit 0"#,
     let (instances, _) = account.ours();
     let of_g5 = instances.iter().find(|it| it["type"] == "g5.xlarge");
     assert_eq!(of_g5.expect("a g5")["subnet"], *account.subnets[1]);
+    assert_eq!(account.living(), Vec::<Value>::new());
+}
+
+/// Starts three types side by side; they run until they are stopped.
+fn three_at_once(account: &Account, name: &str) -> Child {
+    let waits = stand_in(&account.server.folder, UNTIL_TERMINATED);
+    let xtask = account
+        .validate_ami(&waits, name, "")
+        .args(["--matrix", "g6.xlarge,g4dn.xlarge,g5.xlarge"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("xtask runs");
+    let reports = account.reports(name);
+    for instance_type in ["g6.xlarge", "g4dn.xlarge", "g5.xlarge"] {
+        // Each waits for a signal, so that the last one runs only when nothing waited for the first.
+        let printed = reports.join(instance_type).join("stdout.txt");
+        eventually(&format!("{instance_type} to be judged"), || {
+            std::fs::read_to_string(&printed).is_ok_and(|it| it.contains("ready"))
+        });
+    }
+    xtask
+}
+
+#[test]
+fn a_matrix_runs_side_by_side_and_ends_with_all_its_instances() {
+    let account = Account::prepare();
+    let xtask = three_at_once(&account, "interrupted");
+    assert_eq!(account.living().len(), 3);
+    signal(xtask.id(), "INT");
+    let output = xtask.wait_with_output().expect("xtask ends");
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(account.living(), Vec::<Value>::new(), "{said}");
+    let reports = account.reports("interrupted");
+    let text = std::fs::read_to_string(reports.join("matrix.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&text).expect("JSON");
+    let judged = summary["instance_types"].as_array().expect("a list");
+    let order: Vec<_> = judged.iter().map(|it| &it["instance_type"]).collect();
+    assert_eq!(order, ["g6.xlarge", "g4dn.xlarge", "g5.xlarge"]);
+    for instance_type in ["g6.xlarge", "g4dn.xlarge", "g5.xlarge"] {
+        assert!(
+            reports.join(instance_type).join("report.json").exists(),
+            "{instance_type}: {said}"
+        );
+    }
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("g4dn.xlarge: stopped"), "{printed}");
+
+    let mut xtask = three_at_once(&account, "killed");
+    signal(xtask.id(), "KILL");
+    assert_eq!(xtask.wait().expect("xtask ends").code(), None);
+    assert_eq!(account.living().len(), 3);
+    let swept = account.sweep();
+    assert_eq!(swept.status.code(), Some(0), "{}", stderr(&swept));
+    assert_eq!(account.living(), Vec::<Value>::new(), "{}", stderr(&swept));
+}
+
+#[test]
+fn a_type_that_found_the_quota_used_up_is_judged_when_the_others_have_ended() {
+    let account = Account::prepare();
+    let passes = stand_in(&account.server.folder, PASSES_WITH_JUNIT);
+    let asked = account.server.folder.path("asked");
+    let used_up = format!(
+        "before() {{ case \"$*\" in *run-instances*p5.48xlarge*) [ -e '{0}' ] || {{ : >'{0}'; \
+         echo 'An error occurred (VcpuLimitExceeded) when calling the RunInstances operation: no.' >&2; exit 254; }} ;; esac; }}",
+        asked.display()
+    );
+    let output = account
+        .validate_ami(&passes, "quota", &used_up)
+        .args(["--matrix", "p5.48xlarge,g5.xlarge"])
+        .output()
+        .expect("xtask runs");
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("p5.48xlarge: again, now that no other"),
+        "{said}"
+    );
+    let (instances, _) = account.ours();
+    let types: Vec<_> = instances.iter().map(|it| &it["type"]).collect();
+    assert_eq!(types.len(), 2, "{types:?}");
+    assert_eq!(types[1], "p5.48xlarge", "it was launched last: {types:?}");
     assert_eq!(account.living(), Vec::<Value>::new());
 }
 

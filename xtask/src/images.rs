@@ -1,10 +1,13 @@
 //! `cargo xtask images`: proves the machine images without AWS and without a GPU.
 
 mod bake;
+mod boot;
 mod cloud;
 mod instance;
 mod kubelet_taint;
 mod runner_image_build;
+mod runner_image_run;
+mod simulated_gpus;
 mod units;
 
 use std::path::PathBuf;
@@ -19,7 +22,7 @@ use crate::{ami, dist, runner_image};
 /// sshd on loopback, in which stand-ins take the place of package managers (tests/images).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these parts [default: all but runner-image]
+    /// Only these parts [default: all but boot]
     #[arg(value_enum, value_name = "PART")]
     parts: Vec<Part>,
     /// Bake what `cargo xtask dist` left in this folder before, instead of building it now
@@ -39,17 +42,20 @@ enum Part {
     Dockerfile,
     /// Every template on a healthy machine, and one on broken ones
     Bake,
-    /// Build the runner's Dockerfile with buildah on a small Debian with stand-ins; only when it is named
+    /// Build the runner's Dockerfile with buildah on a small Debian with stand-ins, and use what is built
     RunnerImage,
+    /// Boot machines under software emulation, well and broken ones; only when it is named
+    Boot,
 }
 
-/// Everything but what needs buildah and most of a minute.
-const USUAL_PARTS: [Part; 5] = [
+/// Everything but what needs qemu and minutes.
+const USUAL_PARTS: [Part; 6] = [
     Part::Templates,
     Part::Units,
     Part::KubeletTaint,
     Part::Dockerfile,
     Part::Bake,
+    Part::RunnerImage,
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -65,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Part::KubeletTaint => kubelet_taint::check(),
             Part::Dockerfile => runner_image::lint(),
             Part::Bake => validator_folder(arguments).and_then(|folder| bake::check(&folder)),
+            Part::Boot => validator_folder(arguments).and_then(|folder| boot::check(&folder)),
             Part::RunnerImage => {
                 validator_folder(arguments).and_then(|folder| runner_image_build::check(&folder))
             }

@@ -1,6 +1,8 @@
 //! Ctrl-C, SIGTERM and SIGHUP do not end a task at once: they ask its current child to stop, so that reports are
-//! still fetched and the remote machine is left clean. A second signal stops the child the hard way.
+//! still fetched and the remote machine is left clean. A second signal stops the child the hard way. Threads that work side
+//! by side each have a child of their own, and a signal is for all of them.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -19,7 +21,9 @@ type Action = Box<dyn FnMut(Request) + Send>;
 #[derive(Default)]
 struct State {
     signals: usize,
-    action: Option<Action>,
+    /// Of each child that is waited for, under a number of its own.
+    actions: BTreeMap<u64, Action>,
+    last_number: u64,
 }
 
 /// Catches the signals for the rest of the process.
@@ -57,15 +61,18 @@ impl Interrupts {
         wait: impl FnOnce() -> T,
     ) -> T {
         let mut action: Action = Box::new(action);
-        {
+        let number = {
             let mut state = self.lock();
             if state.signals > 0 {
                 action(Request::Stop);
             }
-            state.action = Some(action);
-        }
+            state.last_number += 1;
+            let number = state.last_number;
+            state.actions.insert(number, action);
+            number
+        };
         let result = wait();
-        self.lock().action = None;
+        self.lock().actions.remove(&number);
         result
     }
 
@@ -77,12 +84,49 @@ impl Interrupts {
         } else {
             Request::Kill
         };
-        if let Some(action) = &mut state.action {
+        for action in state.actions.values_mut() {
             action(request);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::{Arc, Interrupts, Request};
+
+    #[test]
+    fn a_signal_reaches_every_child_that_is_waited_for_and_no_other() {
+        let interrupts = Interrupts {
+            state: Arc::default(),
+        };
+        let (told, heard) = mpsc::channel();
+        let action = |name: &'static str| {
+            let told = told.clone();
+            move |request| {
+                let _ = told.send((name, request));
+            }
+        };
+        interrupts.while_waiting(action("ended"), || ());
+        interrupts.while_waiting(action("first"), || {
+            interrupts.while_waiting(action("second"), || interrupts.received());
+            interrupts.received();
+        });
+        interrupts.while_waiting(action("late"), || ());
+        let told: Vec<_> = heard.try_iter().collect();
+        assert_eq!(
+            told,
+            [
+                ("first", Request::Stop),
+                ("second", Request::Stop),
+                ("first", Request::Kill),
+                ("late", Request::Stop)
+            ]
+        );
     }
 }

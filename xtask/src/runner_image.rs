@@ -185,11 +185,7 @@ fn validate(image: &str, profile: Option<&str>) -> anyhow::Result<()> {
 }
 
 fn engine(known: &[&str]) -> anyhow::Result<String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = known
-        .iter()
-        .find(|name| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()));
-    match found {
+    match known.iter().find(|name| workspace::in_path(name).is_some()) {
         Some(name) => Ok((*name).to_owned()),
         None => bail!("no container engine; install one of {}", known.join(", ")),
     }

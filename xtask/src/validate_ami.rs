@@ -133,6 +133,7 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         profile: arguments.profile.as_deref(),
         sudo: arguments.sudo,
         reports: &reports,
+        label: None,
         interrupts: &interrupts,
     };
     let ending = match &arguments.target {

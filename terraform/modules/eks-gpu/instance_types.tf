@@ -1,7 +1,9 @@
 # What an instance type offers, as far as decisions here need it.
 #
-# EFA interfaces: one for each network card that has EFA, from "Elastic Fabric Adapter for AI/ML and HPC workloads" and the
-# network specifications of accelerated computing instances in the EC2 guides. Types that are not named have none.
+# EFA interfaces: one for each network card that has EFA, as karpenter-provider-aws v1.15.1 (2026-10-23) has them in
+# pkg/providers/drametadata/zz_generated_efa_metadata.go, which it scraped. Types that are not
+# named have none, but for p6-b300.48xlarge: its first of 17 cards is without EFA, and the launch template here begins with
+# the first.
 
 locals {
   efa_interfaces = {

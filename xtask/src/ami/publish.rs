@@ -45,7 +45,7 @@ pub(super) fn publish(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let image = manifest::read(&path)?;
     let aws = Aws {
-        program: aws_program()?,
+        program: tools::aws_cli()?,
         region: image.region.clone(),
     };
     let described = describe(&aws, &image)?;
@@ -157,18 +157,5 @@ impl Aws {
         }
         serde_json::from_slice(&output.stdout)
             .with_context(|| format!("aws {words} did not answer with JSON"))
-    }
-}
-
-/// The user's own AWS CLI, else the pinned one.
-fn aws_program() -> anyhow::Result<PathBuf> {
-    let found = std::env::var_os("PATH").and_then(|path| {
-        std::env::split_paths(&path)
-            .map(|folder| folder.join("aws"))
-            .find(|program| program.is_file())
-    });
-    match found {
-        Some(program) => Ok(program),
-        None => Ok(tools::AWS_CLI.install()?.join("aws")),
     }
 }

@@ -9,16 +9,18 @@ use serde_json::Value;
 
 use super::cloud::Cloud;
 use super::instance::{self, Instance, OperatingSystem};
+use super::simulated_gpus;
 use crate::ami::manifest;
 use crate::packer::Packer;
-use crate::workspace;
+use crate::{dist, workspace};
 
-const DRIVER_VERSION: &str = "580.95.05";
+pub(super) const DRIVER_VERSION: &str = "580.95.05";
 /// Of the word that the simulated internet has in its place.
-const CUDA_KEYRING_SHA256: &str =
+pub(super) const CUDA_KEYRING_SHA256: &str =
     "bc4a71180870f7945155fbb02f4b0a2e3faa2a62d6d31b7039013055ed19869a";
 const WITHOUT_GPU: &str = "m7i.2xlarge";
-const RUNNER_VERSION: &str = "2.0.0";
+const WITH_GPU: &str = "g6.xlarge";
+pub(super) const RUNNER_VERSION: &str = "2.0.0";
 
 /// One build, and what must come of it.
 #[derive(Debug)]
@@ -31,6 +33,10 @@ struct Bake {
     fails: Option<&'static str>,
     /// The type of the build instance, which says whether it must have a GPU.
     instance_type: &'static str,
+    /// The GPUs that it has, simulated: a node and its faults.
+    gpus: Option<&'static str>,
+    /// The verdict of level standard; `None` where it must not run.
+    standard: Option<&'static str>,
     /// What `cargo xtask ami build` must end with; 0 makes an image, and nothing else does.
     code: i32,
     /// A call by which the driver's packages are held at their versions.
@@ -48,6 +54,8 @@ const fn healthy(
         fault: "",
         fails: None,
         instance_type: WITHOUT_GPU,
+        gpus: None,
+        standard: None,
         code: 0,
         holds,
     }
@@ -55,33 +63,45 @@ const fn healthy(
 
 const fn broken(fault: &'static str, check: &'static str) -> Bake {
     Bake {
-        template: "eks-gpu-al2023",
-        operating_system: OperatingSystem::AmazonLinux2023,
         fault,
         fails: Some(check),
-        instance_type: WITHOUT_GPU,
         code: 1,
-        holds: "dnf versionlock add *nvidia*",
+        ..ON_AMAZON_LINUX
     }
 }
 
+const ON_AMAZON_LINUX: Bake = healthy(
+    "eks-gpu-al2023",
+    OperatingSystem::AmazonLinux2023,
+    "dnf versionlock add *nvidia*",
+);
+
 /// Its type has a GPU and its bus shows none: level standard cannot judge one, whatever level image says of the disk.
 const GPU_IS_GONE: Bake = Bake {
-    instance_type: "g6.xlarge",
+    instance_type: WITH_GPU,
+    standard: Some("not_judged"),
     code: 2,
-    ..healthy(
-        "eks-gpu-al2023",
-        OperatingSystem::AmazonLinux2023,
-        "dnf versionlock add *nvidia*",
-    )
+    ..ON_AMAZON_LINUX
 };
 
-const BAKES: [Bake; 8] = [
-    healthy(
-        "eks-gpu-al2023",
-        OperatingSystem::AmazonLinux2023,
-        "dnf versionlock add *nvidia*",
-    ),
+/// Packer registers it. The task does not take simulated GPUs for real ones, and writes no manifest that could be published.
+const GPU_IS_WELL: Bake = Bake {
+    gpus: Some("g6.xlarge"),
+    standard: Some("pass"),
+    code: 2,
+    ..GPU_IS_GONE
+};
+
+/// Its disk is as it should be; only the GPU at work shows it.
+const GPU_IS_ILL: Bake = Bake {
+    gpus: Some("g6.xlarge+wrong-bit-every-time"),
+    standard: Some("fail"),
+    code: 1,
+    ..GPU_IS_GONE
+};
+
+const BAKES: [Bake; 10] = [
+    ON_AMAZON_LINUX,
     healthy(
         "eks-gpu-ubuntu2204",
         OperatingSystem::Ubuntu2204,
@@ -97,6 +117,8 @@ const BAKES: [Bake; 8] = [
     broken("service-not-enabled", "image_services"),
     broken("secret-left", "image_leftovers"),
     GPU_IS_GONE,
+    GPU_IS_WELL,
+    GPU_IS_ILL,
 ];
 
 pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
@@ -106,6 +128,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
     // What all builds share is made before they run beside one another.
     Packer::install()?;
     let userland = instance::userland()?;
+    let simulator = dist::build_portable_simulator()?;
     let cloud = Cloud::start(&folder)?;
     // A build mostly waits for its next connection, so all go on at the same time.
     let outcomes: Vec<anyhow::Result<()>> = std::thread::scope(|scope| {
@@ -113,7 +136,12 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
             .iter()
             .map(|bake| {
                 let (cloud, folder, userland) = (&cloud, &folder, &userland);
-                scope.spawn(move || bake.run(cloud, folder, userland, validator_folder))
+                let simulator = &simulator;
+                scope.spawn(move || {
+                    let validator_folder =
+                        bake.validator_folder(folder, validator_folder, simulator)?;
+                    bake.run(cloud, folder, userland, &validator_folder)
+                })
             })
             .collect();
         builds
@@ -128,7 +156,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
     check_cloud(&cloud)?;
     let passed = &BAKES[0];
     publish(&cloud, passed, &passed.folder(&folder))?;
-    let broken = BAKES.iter().filter(|it| it.code != 0).count();
+    let broken = BAKES.iter().filter(|it| !it.makes_image()).count();
     println!(
         "bake: {} templates gave an image, {broken} broken machines gave reports and none",
         BAKES.len() - broken
@@ -137,15 +165,48 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
 }
 
 impl Bake {
+    fn makes_image(&self) -> bool {
+        self.code == 0 || self.standard == Some("pass")
+    }
+
     fn name(&self) -> String {
-        [self.template, self.instance_type, self.fault]
-            .join("-")
-            .trim_end_matches('-')
-            .to_owned()
+        [
+            self.template,
+            self.instance_type,
+            self.fault,
+            self.gpus.unwrap_or_default(),
+        ]
+        .join("-")
+        .trim_end_matches('-')
+        .to_owned()
     }
 
     fn folder(&self, parent: &Path) -> PathBuf {
         parent.join(self.name())
+    }
+
+    /// Where the image's gpu-validator comes from. On simulated GPUs it must look at those.
+    fn validator_folder(
+        &self,
+        parent: &Path,
+        validator_folder: &Path,
+        simulator: &Path,
+    ) -> anyhow::Result<PathBuf> {
+        let Some(gpus) = self.gpus else {
+            return Ok(validator_folder.to_path_buf());
+        };
+        let shell = workspace::shell()?;
+        let folder = self.folder(parent);
+        let (simulated, uploaded) = (folder.join("simulated"), folder.join("validator"));
+        simulated_gpus::install(simulator, &simulated.join("simulator"))?;
+        shell.create_dir(&uploaded)?;
+        shell.write_file(simulated.join("gpus"), gpus)?;
+        let binary = validator_folder.join("gpu-validator");
+        shell.copy_file(&binary, simulated.join("gpu-validator"))?;
+        shell.copy_file(&binary, uploaded.join("gpu-validator.real"))?;
+        shell.copy_file(validator_folder.join("gpu-validator.1"), &uploaded)?;
+        shell.copy_file("tests/images/stand-ins/gpu-validator", &uploaded)?;
+        Ok(uploaded)
     }
 
     fn run(
@@ -240,14 +301,16 @@ impl Bake {
             junit.contains("<failure") == self.fails.is_some(),
             "the JUnit report does not say the same as the other"
         );
-        ensure!(
-            reports.join("standard.junit.xml").exists() == (self.instance_type != WITHOUT_GPU),
-            "level standard is for build instances whose type has a GPU, and for all of them"
-        );
+        self.check_level_standard(&reports)?;
         ensure!(
             folder.join("out").join(manifest::NAME).exists() == (self.code == 0),
             "{} must be there for an image, and for nothing else",
             manifest::NAME
+        );
+        let cdi_refresh = instance.read("/etc/systemd/system/nvidia-cdi-refresh.service")?;
+        ensure!(
+            !cdi_refresh.contains("After=multi-user.target"),
+            "nvidia-cdi-refresh.service and the validation wait for each other"
         );
         let calls = instance.read("/simulated/calls")?;
         ensure!(
@@ -257,10 +320,35 @@ impl Bake {
         );
         Ok(())
     }
+
+    /// It is for build instances whose type has a GPU, and for all of them.
+    fn check_level_standard(&self, reports: &Path) -> anyhow::Result<()> {
+        let path = reports.join("standard.json");
+        let Some(expected) = self.standard else {
+            ensure!(!path.exists(), "level standard ran without a GPU");
+            return Ok(());
+        };
+        let text =
+            std::fs::read_to_string(&path).context("there is no report of level standard")?;
+        let report: Value = serde_json::from_str(&text)?;
+        ensure!(
+            report["verdict"] == expected && report["simulated"].as_str() == self.gpus,
+            "level standard says {} of {}, expected {expected} of {:?}",
+            report["verdict"],
+            report["simulated"],
+            self.gpus
+        );
+        let junit = std::fs::read_to_string(reports.join("standard.junit.xml"))?;
+        ensure!(
+            junit.contains("<failure") == (expected == "fail"),
+            "the JUnit report of level standard does not say the same as the other"
+        );
+        Ok(())
+    }
 }
 
 /// What the simulated internet has for the runner; its checksum.
-fn runner_archive(folder: &Path, downloads: &Path) -> anyhow::Result<String> {
+pub(super) fn runner_archive(folder: &Path, downloads: &Path) -> anyhow::Result<String> {
     use xshell::cmd;
     let shell = workspace::shell()?;
     let runner = folder.join("runner");
@@ -301,7 +389,7 @@ fn check_cloud(cloud: &Cloud) -> anyhow::Result<()> {
     );
     let images = cloud.ask(&["ec2", "describe-images", "--owners", "self"])?;
     let images = images["Images"].as_array().context("no images were told")?;
-    let passing = BAKES.iter().filter(|it| it.code == 0).count();
+    let passing = BAKES.iter().filter(|it| it.makes_image()).count();
     ensure!(
         images.len() == passing,
         "there are {} images, expected {passing}",

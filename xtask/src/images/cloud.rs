@@ -1,6 +1,6 @@
 //! AWS on loopback: moto, with the images that the templates start from.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::loopback::free_port;
 use crate::{tools, workspace};
 
 const AMAZON: &str = "602401143452";
@@ -107,10 +108,6 @@ impl Drop for Cloud {
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
-}
-
-pub(super) fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
 /// As Amazon and Canonical name and own theirs; of each an older one, which must not be taken.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use xshell::cmd;
 
-use super::cloud::{Cloud, free_port};
+use super::cloud::Cloud;
+use crate::loopback::free_port;
 use crate::{debian_userland, workspace};
 
 const SSHD: &str = "/usr/sbin/sshd";
@@ -224,7 +225,7 @@ pub(super) fn userland() -> anyhow::Result<PathBuf> {
 }
 
 /// What the stand-ins read.
-fn describe(
+pub(super) fn describe(
     folder: &Path,
     operating_system: OperatingSystem,
     driver_version: &str,

@@ -71,7 +71,7 @@ impl Node<'_> {
     ) -> anyhow::Result<Option<String>> {
         let status = self.run(passed, arguments, configuration)?;
         ensure!(status.success(), "the script ended with {status}");
-        let path = self.folder.join("kubelet-environment");
+        let path = self.folder.join("environment");
         let Ok(text) = std::fs::read_to_string(&path) else {
             return Ok(None);
         };

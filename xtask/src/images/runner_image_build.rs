@@ -5,13 +5,15 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use xshell::{Shell, cmd};
 
+use super::runner_image_run;
 use crate::runner_image::{self, BuildArguments};
 use crate::{debian_userland, workspace};
 
 const BASE: &str = "localhost/gpu-bringup-test-base";
 const IMAGE: &str = "localhost/gpu-bringup-test-runner";
-const PACKAGES: &str =
-    "bash,coreutils,dash,findutils,gawk,grep,gzip,libc-bin,sed,tar,util-linux,perl-base,libgcc-s1";
+/// What the Dockerfile's own lines need, and what compiles: Debian's cmake and ninja stand where pip3 puts newer ones.
+const PACKAGES: &str = "bash,coreutils,dash,findutils,gawk,grep,gzip,libc-bin,sed,tar,util-linux,perl-base,libgcc-s1,login,passwd,\
+    ccache,cmake,gcc,libc6-dev,ninja-build";
 
 /// What the Dockerfile runs and this machine cannot: packages and downloads. The call is written down.
 const STAND_IN: &str = r#"#!/bin/bash
@@ -26,9 +28,9 @@ case "$name" in
     done
     cp "/downloads/${1##*/}" "$output"
     ;;
-  useradd)
-    echo 'runner:x:1001:1001::/home/runner:/bin/bash' >>/etc/passwd
-    echo 'runner:x:1001:' >>/etc/group
+  apt-get)
+    # What the package's trigger does.
+    case "$*" in *" ccache "*) ln -sf ../../bin/ccache /usr/lib/ccache/gcc ;; esac
     ;;
 esac
 "#;
@@ -59,12 +61,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
         engine: Some("buildah".to_owned()),
     };
     runner_image::build(&arguments(&build_arguments))?;
-    let configuration = cmd!(shell, "buildah inspect --type image {IMAGE}:test")
-        .quiet()
-        .read()?;
-    let configuration: serde_json::Value = serde_json::from_str(&configuration)?;
-    let user = &configuration["OCIv1"]["config"]["User"];
-    ensure!(user == "1001", "the image runs as {user}, expected 1001");
+    runner_image_run::check(&shell, &format!("{IMAGE}:test"))?;
     let mut wrong = build_arguments.clone();
     wrong[1] = format!("ACTIONS_RUNNER_SHA256={}", "0".repeat(64));
     ensure!(
@@ -75,7 +72,9 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
         .quiet()
         .ignore_stdout()
         .run()?;
-    println!("runner-image: buildah builds it, and refuses a runner of another checksum");
+    println!(
+        "runner-image: buildah builds it, its hooks and compilers work as its user, and a runner of another checksum is refused"
+    );
     Ok(())
 }
 
@@ -83,7 +82,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
 fn make_base(shell: &Shell, folder: &Path) -> anyhow::Result<[String; 2]> {
     let userland = debian_userland::bootstrap(shell, "container-base", "bookworm", PACKAGES)?;
     let extra = folder.join("extra");
-    for program in ["apt-get", "apt-mark", "curl", "dpkg", "pip3", "useradd"] {
+    for program in ["apt-get", "apt-mark", "curl", "dpkg", "pip3"] {
         let path = extra.join("usr/local/sbin").join(program);
         shell.write_file(&path, STAND_IN)?;
         cmd!(shell, "chmod +x {path}").quiet().run()?;
@@ -120,7 +119,7 @@ fn make_base(shell: &Shell, folder: &Path) -> anyhow::Result<[String; 2]> {
             .ignore_stdout()
             .run()?;
     }
-    cmd!(shell, "buildah run --isolation=chroot {container} /bin/bash -c 'ln -sf bash /bin/sh; ln -sf gawk /usr/bin/awk'")
+    cmd!(shell, "buildah run --isolation=chroot {container} /bin/bash -c 'ln -sf bash /bin/sh; ln -sf gawk /usr/bin/awk; chmod 1777 /tmp'")
         .quiet()
         .run()?;
     cmd!(shell, "buildah commit --quiet --rm {container} {BASE}")
@@ -140,7 +139,7 @@ fn sum(shell: &Shell, path: &Path) -> anyhow::Result<String> {
 }
 
 /// The default of an ARG.
-fn dockerfile_argument(shell: &Shell, name: &str) -> anyhow::Result<String> {
+pub(super) fn dockerfile_argument(shell: &Shell, name: &str) -> anyhow::Result<String> {
     let text = shell.read_file("packer/runner-gpu/Dockerfile")?;
     text.lines()
         .find_map(|line| line.strip_prefix(&format!("ARG {name}=")))

@@ -13,11 +13,12 @@ use crate::workspace;
 const EXPOSURE_MAXIMUM: u8 = 60;
 
 /// Programs that the units start, which are on the image only.
-const PROGRAMS: [&str; 5] = [
+const PROGRAMS: [&str; 6] = [
     "opt/actions-runner/run.sh",
     "snap/bin/kubelet-eks",
     "usr/bin/gpu-validator",
     "usr/bin/kubelet",
+    "usr/bin/true",
     "usr/libexec/gpu-validator/kubelet-taints-unvalidated.sh",
 ];
 
@@ -26,6 +27,18 @@ const KUBELET: &str = "[Unit]\nDescription=kubelet\n[Service]\nEnvironmentFile=/
     ExecStart=/usr/bin/kubelet $NODEADM_KUBELET_ARGS\n";
 const KUBELET_SNAP: &str =
     "[Unit]\nDescription=kubelet\n[Service]\nExecStart=/snap/bin/kubelet-eks\n";
+
+/// cloud-init's, as Canonical's images order and enable them.
+const CLOUD_INIT: [(&str, &str); 2] = [
+    (
+        "cloud-final.service",
+        "[Unit]\nAfter=network-online.target multi-user.target\n[Service]\nType=oneshot\nExecStart=/usr/bin/true\n",
+    ),
+    (
+        "cloud-init.target",
+        "[Unit]\nAfter=multi-user.target\nWants=cloud-final.service\n",
+    ),
+];
 
 /// The units that wait, with the drop-in that makes them.
 const GATED: [(&str, &str); 4] = [
@@ -46,6 +59,8 @@ pub(super) fn check() -> anyhow::Result<()> {
     for (gated, drop_in) in GATED {
         lay_out(&shell, &root, gated, drop_in)?;
         verify(&root, &[VALIDATION, gated])?;
+        // A boot as a whole: systemd leaves a unit out where units wait for each other.
+        verify(&root, &["multi-user.target"])?;
     }
     let maximum = EXPOSURE_MAXIMUM.to_string();
     cmd!(
@@ -86,6 +101,13 @@ fn lay_out(shell: &Shell, root: &Path, gated: &str, drop_in: &str) -> anyhow::Re
     }
     shell.write_file(units.join("kubelet.service"), KUBELET)?;
     shell.write_file(units.join("snap.kubelet-eks.daemon.service"), KUBELET_SNAP)?;
+    for (unit, text) in CLOUD_INIT {
+        shell.write_file(units.join(unit), text)?;
+    }
+    let wants = shell.create_dir(units.join("multi-user.target.wants"))?;
+    for unit in [VALIDATION, gated, "cloud-init.target"] {
+        std::os::unix::fs::symlink(format!("../{unit}"), wants.join(unit))?;
+    }
     let target = units.join(format!("{gated}.d/50-gpu-validator.conf"));
     shell.copy_file(files.join(drop_in), target)?;
     Ok(())

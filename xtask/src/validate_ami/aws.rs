@@ -20,10 +20,12 @@ use self::access::Access;
 use self::cli::Cli;
 use self::instance::{Foundation, Image, Instance, Market, Request};
 use self::matrix::Entry;
+use self::plain_words::is_lack_of_quota;
 use self::tags::Tags;
 use super::target::Destination;
 use super::{Arguments, BadInput, command, conclude, remote, reports};
 use crate::interrupts::Interrupts;
+use crate::workspace;
 
 /// What is launched, and where.
 #[derive(Debug, clap::Args)]
@@ -39,9 +41,12 @@ pub(crate) struct Options {
     /// The instance's type
     #[arg(long, value_name = "TYPE", value_parser = instance_type, default_value = "g5.xlarge", requires = "ami")]
     instance_type: String,
-    /// Judge the AMI on each of these types, one after another, and merge the reports
+    /// Judge the AMI on each of these types, and merge the reports
     #[arg(long, value_name = "TYPE,…", value_parser = instance_type, value_delimiter = ',', requires = "ami", conflicts_with = "instance_type")]
     matrix: Vec<String>,
+    /// Of the types of --matrix, so many are judged side by side
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16), requires = "matrix")]
+    at_once: u16,
     /// The AWS region [default: the AWS CLI's]
     #[arg(long, value_name = "REGION", value_parser = region)]
     region: Option<String>,
@@ -99,6 +104,7 @@ struct Session<'a> {
 
 pub(super) fn validate(arguments: &Arguments, ami: &str) -> anyhow::Result<u8> {
     let options = &arguments.aws;
+    matrix::refuse_repeated(&options.matrix)?;
     needs_session_manager(arguments.ssh_config.as_deref())?;
     let interrupts = Interrupts::catch().context("signals cannot be caught")?;
     let cli = Cli::find(options.region.as_deref(), &interrupts)?;
@@ -117,18 +123,7 @@ pub(super) fn validate(arguments: &Arguments, ami: &str) -> anyhow::Result<u8> {
     if options.matrix.is_empty() {
         return session.judge(&options.instance_type, &folder);
     }
-    let mut entries: Vec<Entry> = Vec::new();
-    for instance_type in &options.matrix {
-        let outcome = reports::Folder::create(Some(&folder.path().join(instance_type)))
-            .and_then(|folder| session.judge(instance_type, &folder));
-        if let Err(error) = &outcome {
-            say!("error: {instance_type}: {error:#}");
-        }
-        entries.push(Entry {
-            instance_type: instance_type.clone(),
-            outcome: outcome.map_err(|error| format!("{error:#}")),
-        });
-    }
+    let mut entries = session.judge_matrix(&folder);
     matrix::write(&folder, ami, &mut entries)?;
     for entry in &entries {
         let verdict = entry.outcome.as_ref().map(|code| matrix::verdict(*code));
@@ -146,6 +141,41 @@ pub(super) fn validate(arguments: &Arguments, ami: &str) -> anyhow::Result<u8> {
 }
 
 impl Session<'_> {
+    /// Every type of the matrix, in its order.
+    fn judge_matrix(&self, folder: &reports::Folder) -> Vec<Entry> {
+        let types = &self.options.matrix;
+        let at_once = usize::from(self.options.at_once);
+        let judge = |instance_type: &str| self.judge_into(instance_type, folder);
+        let mut outcomes = matrix::side_by_side(types, at_once, judge);
+        // Quotas count what runs at the same time, so the other types may have used up what this one needed.
+        let alone = at_once.min(types.len()) == 1;
+        for (instance_type, outcome) in types.iter().zip(&mut outcomes) {
+            let refusal = outcome.as_ref().err().and_then(|it| it.downcast_ref());
+            let again = !alone && refusal.is_some_and(is_lack_of_quota);
+            if again && !self.cli.interrupts.requested() {
+                say!("{instance_type}: again, now that no other type uses the quota");
+                *outcome = judge(instance_type);
+            }
+        }
+        let entries = types.iter().zip(outcomes);
+        entries
+            .map(|(instance_type, outcome)| Entry {
+                instance_type: instance_type.clone(),
+                outcome: outcome.map_err(|error| format!("{error:#}")),
+            })
+            .collect()
+    }
+
+    /// Into a folder of the type's own.
+    fn judge_into(&self, instance_type: &str, folder: &reports::Folder) -> anyhow::Result<u8> {
+        let outcome = reports::Folder::create(Some(&folder.path().join(instance_type)))
+            .and_then(|folder| self.judge(instance_type, &folder));
+        if let Err(error) = &outcome {
+            say!("error: {instance_type}: {error:#}");
+        }
+        outcome
+    }
+
     /// One instance, from launch to end.
     fn judge(&self, instance_type: &str, folder: &reports::Folder) -> anyhow::Result<u8> {
         let interrupts = &self.cli.interrupts;
@@ -186,10 +216,10 @@ impl Session<'_> {
         )?;
         let id = instance.id.clone().context("the instance has no id")?;
         write_instance(folder, &self.image, instance_type, &id, &tags)?;
-        say!("{id}: waiting until it has booted");
+        say!("{id} ({instance_type}): waiting until it has booted");
         let ending = instance
             .wait_until_ready(&access.configuration())
-            .and_then(|()| self.run_validator(&id, &access, folder));
+            .and_then(|()| self.run_validator(&id, instance_type, &access, folder));
         if self.options.keep {
             access.keep();
             say!(
@@ -212,6 +242,7 @@ impl Session<'_> {
     fn run_validator(
         &self,
         id: &str,
+        instance_type: &str,
         access: &Access,
         folder: &reports::Folder,
     ) -> anyhow::Result<command::Ending> {
@@ -222,6 +253,7 @@ impl Session<'_> {
             // The user that we made there may, and the kernel log is only root's.
             sudo: true,
             reports: folder,
+            label: (!self.options.matrix.is_empty()).then_some(instance_type),
             interrupts: &self.cli.interrupts,
         };
         let destination = Destination {
@@ -255,7 +287,7 @@ fn write_instance(
 
 /// Without a configuration of the user's own, ssh goes through Systems Manager, for which the AWS CLI needs a plugin.
 fn needs_session_manager(ssh_config: Option<&Path>) -> anyhow::Result<()> {
-    if ssh_config.is_none() && cli::in_path("session-manager-plugin").is_none() {
+    if ssh_config.is_none() && workspace::in_path("session-manager-plugin").is_none() {
         bail!(BadInput(
             "session-manager-plugin is not in PATH; the AWS CLI needs it to reach an instance without ingress: https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html (or say with --ssh-config how `Host i-*` is reached)"
                 .to_owned()

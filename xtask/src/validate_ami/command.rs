@@ -19,6 +19,8 @@ pub(crate) struct Run<'a> {
     pub(crate) profile: Option<&'a Path>,
     pub(crate) sudo: bool,
     pub(crate) reports: &'a reports::Folder,
+    /// In front of each line of the validator's on the terminal, where several validators share it.
+    pub(crate) label: Option<&'a str>,
     pub(crate) interrupts: &'a Interrupts,
 }
 
@@ -98,18 +100,22 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(crate) fn follow(child: &mut Child, reports: &reports::Folder) -> anyhow::Result<Streams> {
+    pub(crate) fn follow(child: &mut Child, run: &Run<'_>) -> anyhow::Result<Streams> {
         let stdout = child.stdout.take().context("stdout is not a pipe")?;
         let stderr = child.stderr.take().context("stderr is not a pipe")?;
         let copy = |name| {
-            std::fs::File::create(reports.file(name))
+            std::fs::File::create(run.reports.file(name))
                 .with_context(|| format!("{name} cannot be written"))
         };
         let (stdout_copy, stderr_copy) = (copy(reports::STDOUT)?, copy(reports::STDERR)?);
+        let (to_stdout, to_stderr) = (
+            Labelled::new(run.label, std::io::stdout()),
+            Labelled::new(run.label, std::io::stderr()),
+        );
         Ok(Streams {
             threads: vec![
-                std::thread::spawn(move || tee(stdout, std::io::stdout(), stdout_copy)),
-                std::thread::spawn(move || tee(stderr, std::io::stderr(), stderr_copy)),
+                std::thread::spawn(move || tee(stdout, to_stdout, stdout_copy)),
+                std::thread::spawn(move || tee(stderr, to_stderr, stderr_copy)),
             ],
         })
     }
@@ -139,6 +145,56 @@ fn tee(mut from: impl Read, mut terminal: impl Write, mut copy: impl Write) -> s
             .and_then(|()| terminal.flush());
         if kept.is_ok() {
             kept = copy.write_all(&plain.strip(&buffer[..length]));
+        }
+    }
+}
+
+/// A terminal that several validators write to: whole lines, each with its label. Without a label everything passes at once.
+#[derive(Debug)]
+struct Labelled<W: Write> {
+    label: Option<String>,
+    terminal: W,
+    line: Vec<u8>,
+}
+
+impl<W: Write> Labelled<W> {
+    fn new(label: Option<&str>, terminal: W) -> Self {
+        Self {
+            label: label.map(str::to_owned),
+            terminal,
+            line: Vec::new(),
+        }
+    }
+}
+
+impl<W: Write> Write for Labelled<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let Some(label) = &self.label else {
+            return self.terminal.write(bytes);
+        };
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if self.line.is_empty() {
+                self.line.extend_from_slice(format!("{label}: ").as_bytes());
+            }
+            self.line.extend_from_slice(part);
+            if part.ends_with(b"\n") {
+                // In one call, and forgotten also when the terminal is gone.
+                self.terminal.write_all(&std::mem::take(&mut self.line))?;
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.terminal.flush()
+    }
+}
+
+impl<W: Write> Drop for Labelled<W> {
+    fn drop(&mut self) {
+        if !self.line.is_empty() {
+            self.line.push(b'\n');
+            let _ = self.terminal.write_all(&self.line);
         }
     }
 }
@@ -178,7 +234,26 @@ impl WithoutColor {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ending, WithoutColor};
+    use std::io::Write as _;
+
+    use super::{Ending, Labelled, WithoutColor};
+
+    #[test]
+    fn validators_that_share_a_terminal_write_whole_lines_with_their_label() {
+        let mut terminal = Vec::new();
+        let mut one = Labelled::new(Some("g5.xlarge"), &mut terminal);
+        for part in ["first\nsec", "ond\n\n", "cut"] {
+            one.write_all(part.as_bytes()).expect("a vector grows");
+        }
+        drop(one);
+        assert_eq!(
+            String::from_utf8_lossy(&terminal),
+            "g5.xlarge: first\ng5.xlarge: second\ng5.xlarge: \ng5.xlarge: cut\n"
+        );
+        terminal.clear();
+        write!(Labelled::new(None, &mut terminal), "as it comes").expect("a vector grows");
+        assert_eq!(terminal, b"as it comes");
+    }
 
     #[test]
     fn only_the_validators_own_codes_are_verdicts() {

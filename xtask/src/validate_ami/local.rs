@@ -33,7 +33,7 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
     let mut child = command
         .spawn()
         .with_context(|| format!("{} could not be started", run.binary.display()))?;
-    let streams = Streams::follow(&mut child, run.reports)?;
+    let streams = Streams::follow(&mut child, run)?;
     let child_id = Pid::from_child(&child);
     let status = run.interrupts.while_waiting(
         move |request| send(request, child_id, sudo),

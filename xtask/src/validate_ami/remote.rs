@@ -109,7 +109,7 @@ fn run_validator(
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    let streams = Streams::follow(&mut child, run.reports)?;
+    let streams = Streams::follow(&mut child, run)?;
     let (id, voice) = (Pid::from_child(&child), keeper.voice.clone());
     let status = run.interrupts.while_waiting(
         move |request| match request {

@@ -50,12 +50,8 @@ pub(super) enum OnSignal {
 
 impl Cli {
     pub(super) fn find(region: Option<&str>, interrupts: &Interrupts) -> anyhow::Result<Cli> {
-        let program = match in_path("aws") {
-            Some(program) => program,
-            None => tools::AWS_CLI.install()?.join("aws"),
-        };
         Ok(Cli {
-            program,
+            program: tools::aws_cli()?,
             region: region.map(str::to_owned),
             interrupts: interrupts.clone(),
         })
@@ -149,14 +145,6 @@ fn refusal(call: &str, stderr: &str) -> Refusal {
         code,
         message,
     }
-}
-
-/// Where `PATH` has a program.
-pub(super) fn in_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(program))
-        .find(|candidate| rustix::fs::access(candidate, rustix::fs::Access::EXEC_OK).is_ok())
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl<'a> Instance<'a> {
                 Err(error) => {
                     let refusal = error.downcast_ref::<Refusal>();
                     if refusal.is_some_and(is_lack_of_capacity) {
-                        say!("no capacity in {subnet_id}");
+                        say!("no capacity for {} in {subnet_id}", request.instance_type);
                         refused = Some(error);
                         continue;
                     }

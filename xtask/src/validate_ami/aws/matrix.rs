@@ -1,11 +1,14 @@
-//! One verdict over several instance types: their JUnit files in one, and a table.
+//! Several instance types side by side, and one verdict over them: their JUnit files in one, and a table.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
+use crate::validate_ami::BadInput;
 use crate::validate_ami::reports::Folder;
 
 /// What became of one instance type.
@@ -14,6 +17,46 @@ pub(super) struct Entry {
     pub(super) instance_type: String,
     /// The validator's exit code, or why there is none.
     pub(super) outcome: Result<u8, String>,
+}
+
+/// A type names a folder and a run, so each may be there once.
+pub(super) fn refuse_repeated(types: &[String]) -> anyhow::Result<()> {
+    let mut seen = BTreeSet::new();
+    match types.iter().find(|it| !seen.insert(*it)) {
+        Some(twice) => Err(BadInput(format!("--matrix names {twice} twice")).into()),
+        None => Ok(()),
+    }
+}
+
+/// Judges every type, `at_once` of them at a time; what came of each, in the order of the types.
+pub(super) fn side_by_side<T: Send>(
+    types: &[String],
+    at_once: usize,
+    judge: impl Fn(&str) -> T + Sync,
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let judge_next = || {
+        let mut judged = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(instance_type) = types.get(index) else {
+                return judged;
+            };
+            judged.push((index, judge(instance_type)));
+        }
+    };
+    let mut judged: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..at_once.min(types.len()))
+            .map(|_| scope.spawn(judge_next))
+            .collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(judged) => judged,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.flatten().collect()
+    });
+    judged.sort_by_key(|(index, _)| *index);
+    judged.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 /// The worst of all: a failure, then what was not judged, then bad input, then busy GPUs.
@@ -193,7 +236,42 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Entry, exit_code, junit, missing, renamed_suites, table};
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::{
+        Entry, exit_code, junit, missing, refuse_repeated, renamed_suites, side_by_side, table,
+    };
+
+    fn types(names: &[&str]) -> Vec<String> {
+        names.iter().map(|it| (*it).to_owned()).collect()
+    }
+
+    #[test]
+    fn types_are_judged_side_by_side_and_told_in_their_order() {
+        // Each pair waits for its other half: one after another, the first would wait for ever.
+        let (pair, running, most) = (Barrier::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
+        let outcomes = side_by_side(&types(&["a", "b", "c", "d"]), 2, |it| {
+            let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+            most.fetch_max(now, Ordering::SeqCst);
+            pair.wait();
+            running.fetch_sub(1, Ordering::SeqCst);
+            it.to_owned()
+        });
+        assert_eq!(outcomes, types(&["a", "b", "c", "d"]));
+        assert_eq!(most.into_inner(), 2);
+        assert!(side_by_side(&[], 4, |_| ()).is_empty());
+    }
+
+    #[test]
+    fn a_type_that_is_named_twice_is_refused() {
+        assert!(refuse_repeated(&types(&["g5.xlarge", "g5.2xlarge"])).is_ok());
+        let error = refuse_repeated(&types(&["g5.xlarge", "g6.xlarge", "g5.xlarge"]));
+        assert_eq!(
+            error.expect_err("twice").to_string(),
+            "--matrix names g5.xlarge twice"
+        );
+    }
 
     fn entry(instance_type: &str, outcome: Result<u8, &str>) -> Entry {
         Entry {

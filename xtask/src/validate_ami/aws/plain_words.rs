@@ -24,8 +24,19 @@ pub(super) fn explain(refusal: &Refusal) -> String {
 pub(super) fn is_lack_of_capacity(refusal: &Refusal) -> bool {
     matches!(
         refusal.code.as_deref(),
-        Some("InsufficientInstanceCapacity" | "InsufficientHostCapacity" | "Unsupported")
+        Some(
+            "InsufficientInstanceCapacity"
+                | "InsufficientHostCapacity"
+                | "InsufficientFreeAddressesInSubnet"
+                | "Unsupported"
+        )
     )
+}
+
+/// Whether it may work when less runs in the account.
+pub(super) fn is_lack_of_quota(refusal: &Refusal) -> bool {
+    let code = refusal.code.as_deref();
+    code.is_some_and(|code| QUOTA_CODES.contains(&code))
 }
 
 /// Whether AWS has refused for good. A call that broke off, or broke on AWS's side, may have been carried out.
@@ -51,84 +62,183 @@ const CAPACITY: &str = "try again later, in another region (--region) or subnet 
 
 const QUOTA: &str = "ask for more under Service Quotas, Amazon EC2, in this region: `Running On-Demand G and VT instances` for g types, `Running On-Demand P instances` for p types, and `All … Spot Instance Requests` with --spot; they count vCPUs";
 
-/// Codes from the list of EC2's API error codes, and from those of Systems Manager and STS.
-fn by_code(code: &str, message: &str) -> Option<(&'static str, &'static str)> {
-    Some(match code {
-        "VcpuLimitExceeded" | "InstanceLimitExceeded" | "MaxSpotInstanceCountExceeded" => (
-            "this account's quota does not allow another instance of this type",
-            QUOTA,
-        ),
-        "InsufficientInstanceCapacity" | "InsufficientHostCapacity" => (
-            "AWS has no such instance free there at the moment",
-            CAPACITY,
-        ),
-        "Unsupported" => (
-            "this instance type is not offered there, or not in this form",
-            "give a --subnet of another availability zone; `aws ec2 describe-instance-type-offerings --location-type availability-zone` lists where a type is offered",
-        ),
-        "ReservationCapacityExceeded" => (
-            "the capacity reservation is used up",
-            "wait until an instance in it has ended, or leave --capacity-reservation out",
-        ),
-        "SpotMaxPriceTooLow" => (
-            "spot capacity costs more than on demand there",
-            "leave --spot out",
-        ),
-        "InvalidCapacityReservationId.NotFound" | "InvalidCapacityReservationId.Malformed" => (
-            "there is no such capacity reservation in this region",
-            "compare --capacity-reservation with `aws ec2 describe-capacity-reservations`",
-        ),
-        "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => (
-            "you are signed in, but not allowed to do this",
-            "have the policy attached that `terraform output launcher_policy_arn` names; an encoded message is read with `aws sts decode-authorization-message`",
-        ),
-        "InvalidAMIID.NotFound" | "InvalidAMIID.Malformed" | "InvalidAMIID.Unavailable" => (
-            "there is no such AMI in this region, or it is not shared with this account",
-            "compare --ami and --region with the manifest of the build (docs/ami.md)",
-        ),
-        "InvalidSubnetID.NotFound" | "InvalidSubnet" | "InvalidGroup.NotFound" => (
-            "subnet or security group is gone, or in another region",
+/// What refusals of one kind mean.
+struct Advice {
+    codes: &'static [&'static str],
+    /// The code has this meaning only where AWS's message says this.
+    says: Option<&'static str>,
+    meaning: &'static str,
+    next_step: &'static str,
+}
+
+const fn advice(
+    codes: &'static [&'static str],
+    meaning: &'static str,
+    next_step: &'static str,
+) -> Advice {
+    Advice {
+        codes,
+        says: None,
+        meaning,
+        next_step,
+    }
+}
+
+/// Codes that count what runs at the same time.
+const QUOTA_CODES: &[&str] = &[
+    "VcpuLimitExceeded",
+    "InstanceLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+];
+
+/// The first that fits counts. Codes from the list of EC2's API error codes, and from those of Systems Manager and STS.
+const ADVICE: &[Advice] = &[
+    advice(
+        QUOTA_CODES,
+        "this account's quota does not allow another instance of this type",
+        QUOTA,
+    ),
+    advice(
+        &["InsufficientInstanceCapacity", "InsufficientHostCapacity"],
+        "AWS has no such instance free there at the moment",
+        CAPACITY,
+    ),
+    advice(
+        &["InsufficientFreeAddressesInSubnet"],
+        "the subnet has no address free",
+        "wait until something in it has ended, or give another --subnet",
+    ),
+    advice(
+        &["Unsupported"],
+        "this instance type is not offered there, or not in this form",
+        "give a --subnet of another availability zone; `aws ec2 describe-instance-type-offerings --location-type availability-zone` lists where a type is offered",
+    ),
+    advice(
+        &["ReservationCapacityExceeded"],
+        "the capacity reservation is used up",
+        "wait until an instance in it has ended, or leave --capacity-reservation out",
+    ),
+    advice(
+        &["SpotMaxPriceTooLow"],
+        "spot capacity costs more than on demand there",
+        "leave --spot out",
+    ),
+    advice(
+        &[
+            "InvalidCapacityReservationId.NotFound",
+            "InvalidCapacityReservationId.Malformed",
+        ],
+        "there is no such capacity reservation in this region",
+        "compare --capacity-reservation with `aws ec2 describe-capacity-reservations`",
+    ),
+    advice(
+        &[
+            "UnauthorizedOperation",
+            "AccessDenied",
+            "AccessDeniedException",
+        ],
+        "you are signed in, but not allowed to do this",
+        "have the policy attached that `terraform output launcher_policy_arn` names; an encoded message is read with `aws sts decode-authorization-message`",
+    ),
+    advice(
+        &[
+            "InvalidAMIID.NotFound",
+            "InvalidAMIID.Malformed",
+            "InvalidAMIID.Unavailable",
+        ],
+        "there is no such AMI in this region, or it is not shared with this account",
+        "compare --ami and --region with the manifest of the build (docs/ami.md)",
+    ),
+    advice(
+        &[
+            "InvalidSubnetID.NotFound",
+            "InvalidSubnet",
+            "InvalidGroup.NotFound",
+        ],
+        "subnet or security group is gone, or in another region",
+        FOUNDATION,
+    ),
+    Advice {
+        says: Some("IAM Instance Profile"),
+        ..advice(
+            &["InvalidParameterValue"],
+            "the role for the instance is missing",
             FOUNDATION,
-        ),
-        "InvalidParameterValue" if message.contains("IAM Instance Profile") => {
-            ("the role for the instance is missing", FOUNDATION)
-        }
-        "InvalidParameterValue" if message.contains("InstanceType") => (
+        )
+    },
+    Advice {
+        says: Some("InstanceType"),
+        ..advice(
+            &["InvalidParameterValue"],
             "there is no such instance type",
             "compare --instance-type with `aws ec2 describe-instance-types`",
-        ),
-        "InvalidParameterValue" | "InvalidParameterCombination" | "InvalidRequest"
-            if message.contains("architecture") =>
-        {
-            (
-                "the image is not for the processor of this instance type",
-                "choose an --instance-type of the image's architecture",
-            )
-        }
-        "ParameterNotFound" => (
-            "this account and region has not been prepared for validating AMIs",
-            FOUNDATION,
-        ),
-        "ExpiredToken"
-        | "ExpiredTokenException"
-        | "RequestExpired"
-        | "InvalidClientTokenId"
-        | "UnrecognizedClientException"
-        | "AuthFailure" => ("your AWS credentials are no longer, or not, valid", SIGN_IN),
-        "SignatureDoesNotMatch" => (
-            "AWS does not accept the signature: a wrong secret key, or this machine's clock is wrong",
-            SIGN_IN,
-        ),
-        "OptInRequired" | "PendingVerification" => (
-            "this account may not use the service or region yet",
-            "enable the region under Account, AWS Regions; a new account is verified within hours",
-        ),
-        "RequestLimitExceeded" | "Throttling" | "ThrottlingException" => (
-            "too many calls to AWS from this account at once",
-            "repeat the command in a minute",
-        ),
-        _ => return None,
-    })
+        )
+    },
+    Advice {
+        says: Some("architecture"),
+        ..advice(
+            &[
+                "InvalidParameterValue",
+                "InvalidParameterCombination",
+                "InvalidRequest",
+            ],
+            "the image is not for the processor of this instance type",
+            "choose an --instance-type of the image's architecture",
+        )
+    },
+    advice(
+        &["ParameterNotFound"],
+        "this account and region has not been prepared for validating AMIs",
+        FOUNDATION,
+    ),
+    advice(
+        &[
+            "ExpiredToken",
+            "ExpiredTokenException",
+            "RequestExpired",
+            "InvalidClientTokenId",
+            "UnrecognizedClientException",
+            "AuthFailure",
+        ],
+        "your AWS credentials are no longer, or not, valid",
+        SIGN_IN,
+    ),
+    advice(
+        &["SignatureDoesNotMatch"],
+        "AWS does not accept the signature: a wrong secret key, or this machine's clock is wrong",
+        SIGN_IN,
+    ),
+    Advice {
+        says: Some("Marketplace"),
+        ..advice(
+            &["OptInRequired"],
+            "the image is made of a product of AWS Marketplace that this account has not subscribed to",
+            "subscribe at the address in AWS's message, or bake from another source image",
+        )
+    },
+    advice(
+        &["OptInRequired", "PendingVerification"],
+        "this account may not use the service or region yet",
+        "enable the region under Account, AWS Regions; a new account is verified within hours",
+    ),
+    advice(
+        &["Blocked"],
+        "AWS has blocked this account",
+        "answer AWS's mail to the account's owner, or open a case with AWS Support",
+    ),
+    advice(
+        &["RequestLimitExceeded", "Throttling", "ThrottlingException"],
+        "too many calls to AWS from this account at once",
+        "repeat the command in a minute",
+    ),
+];
+
+fn by_code(code: &str, message: &str) -> Option<(&'static str, &'static str)> {
+    let fits = |it: &&Advice| {
+        it.codes.contains(&code) && it.says.is_none_or(|part| message.contains(part))
+    };
+    let advice = ADVICE.iter().find(fits)?;
+    Some((advice.meaning, advice.next_step))
 }
 
 /// What the CLI says by itself, before or instead of asking AWS.
@@ -164,7 +274,7 @@ fn by_text(message: &str) -> Option<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::super::cli::Refusal;
-    use super::{explain, is_lack_of_capacity, nothing_was_done};
+    use super::{ADVICE, explain, is_lack_of_capacity, is_lack_of_quota, nothing_was_done};
 
     fn refusal(code: Option<&str>, message: &str) -> Refusal {
         Refusal {
@@ -179,28 +289,128 @@ mod tests {
         let cases = [
             (
                 Some("VcpuLimitExceeded"),
-                "current vCPU limit of 0",
-                "Running On-Demand P instances",
+                "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the instance bucket that the specified instance type belongs to.",
+                "`Running On-Demand P instances` for p types",
+            ),
+            (
+                Some("InstanceLimitExceeded"),
+                "You have requested more instances (1) than your current instance limit of 0 allows for the specified instance type.",
+                "Service Quotas, Amazon EC2, in this region",
+            ),
+            (
+                Some("MaxSpotInstanceCountExceeded"),
+                "Max spot instance count exceeded",
+                "`All … Spot Instance Requests` with --spot",
             ),
             (
                 Some("InsufficientInstanceCapacity"),
-                "We currently do not have sufficient p5.48xlarge capacity",
+                "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (eu-central-1a).",
                 "--capacity-reservation",
             ),
             (
+                Some("InsufficientHostCapacity"),
+                "Insufficient capacity.",
+                "in another region (--region)",
+            ),
+            (
+                Some("InsufficientFreeAddressesInSubnet"),
+                "There are not enough free addresses in subnet 'subnet-1' to satisfy the requested number of instances.",
+                "give another --subnet",
+            ),
+            (
+                Some("Unsupported"),
+                "Your requested instance type (p5.48xlarge) is not supported in your requested Availability Zone (eu-central-1c).",
+                "describe-instance-type-offerings",
+            ),
+            (
+                Some("ReservationCapacityExceeded"),
+                "The requested reservation does not have sufficient compatible and available capacity for this request.",
+                "leave --capacity-reservation out",
+            ),
+            (
+                Some("SpotMaxPriceTooLow"),
+                "Your Spot request price of 0.1 is lower than the minimum required Spot request fulfillment price of 0.4.",
+                "leave --spot out",
+            ),
+            (
+                Some("InvalidCapacityReservationId.NotFound"),
+                "The capacity reservation ID 'cr-1' does not exist",
+                "describe-capacity-reservations",
+            ),
+            (
+                Some("InvalidCapacityReservationId.Malformed"),
+                "The ID 'cr-1' is malformed",
+                "describe-capacity-reservations",
+            ),
+            (
                 Some("UnauthorizedOperation"),
-                "You are not authorized. Encoded authorization failure message: abc",
+                "You are not authorized to perform this operation. Encoded authorization failure message: abc",
+                "decode-authorization-message",
+            ),
+            (
+                Some("AccessDenied"),
+                "User: arn:aws:iam::111122223333:user/ci is not authorized to perform: iam:PassRole",
                 "launcher_policy_arn",
             ),
             (
                 Some("AccessDeniedException"),
-                "is not authorized to perform: ssm:GetParameter",
+                "User: arn:aws:iam::111122223333:user/ci is not authorized to perform: ssm:GetParameter",
                 "launcher_policy_arn",
             ),
             (
                 Some("InvalidAMIID.NotFound"),
                 "The image id '[ami-1]' does not exist",
-                "--region",
+                "compare --ami and --region",
+            ),
+            (
+                Some("InvalidAMIID.Malformed"),
+                "Invalid id: \"ami-1\"",
+                "compare --ami and --region",
+            ),
+            (
+                Some("InvalidAMIID.Unavailable"),
+                "The image ID 'ami-1' is unavailable",
+                "compare --ami and --region",
+            ),
+            (
+                Some("InvalidSubnetID.NotFound"),
+                "The subnet ID 'subnet-1' does not exist",
+                "cargo xtask tf apply staging",
+            ),
+            (
+                Some("InvalidSubnet"),
+                "No default subnet for availability zone: 'eu-central-1a'.",
+                "--foundation",
+            ),
+            (
+                Some("InvalidGroup.NotFound"),
+                "The security group 'sg-1' does not exist in VPC 'vpc-1'",
+                "--foundation",
+            ),
+            (
+                Some("InvalidParameterValue"),
+                "Value (x) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name",
+                "cargo xtask tf apply staging",
+            ),
+            (
+                Some("InvalidParameterValue"),
+                "Invalid value 'g9.xlarge' for InstanceType.",
+                "describe-instance-types",
+            ),
+            (
+                Some("InvalidParameterValue"),
+                "The architecture 'arm64' of the specified instance type does not match the architecture 'x86_64' of the specified AMI.",
+                "the image's architecture",
+            ),
+            (
+                Some("InvalidParameterCombination"),
+                "The instance type's architecture does not match.",
+                "the image's architecture",
+            ),
+            (
+                Some("InvalidRequest"),
+                "The requested architecture does not match.",
+                "the image's architecture",
             ),
             (
                 Some("ParameterNotFound"),
@@ -213,20 +423,62 @@ mod tests {
                 "aws sso login",
             ),
             (
-                Some("InvalidParameterValue"),
-                "Value (x) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name",
-                "cargo xtask tf apply staging",
+                Some("ExpiredTokenException"),
+                "The security token included in the request is expired",
+                "aws sso login",
             ),
             (
-                Some("InvalidParameterValue"),
-                "The architecture 'arm64' of the specified instance type does not match",
-                "architecture",
+                Some("RequestExpired"),
+                "Request has expired.",
+                "aws sso login",
             ),
             (
-                Some("Unsupported"),
-                "not supported in your requested Availability Zone",
-                "--subnet",
+                Some("InvalidClientTokenId"),
+                "The security token included in the request is invalid.",
+                "aws sts get-caller-identity",
             ),
+            (
+                Some("UnrecognizedClientException"),
+                "The security token included in the request is invalid.",
+                "aws sts get-caller-identity",
+            ),
+            (
+                Some("AuthFailure"),
+                "AWS was not able to validate the provided access credentials",
+                "aws sts get-caller-identity",
+            ),
+            (
+                Some("SignatureDoesNotMatch"),
+                "The request signature we calculated does not match the signature you provided.",
+                "aws sts get-caller-identity",
+            ),
+            (
+                Some("OptInRequired"),
+                "In order to use this AWS Marketplace product you need to accept terms and subscribe.",
+                "subscribe at the address",
+            ),
+            (
+                Some("OptInRequired"),
+                "You are not subscribed to this service.",
+                "enable the region",
+            ),
+            (
+                Some("PendingVerification"),
+                "Your request for accessing resources in this region is being validated",
+                "verified within hours",
+            ),
+            (
+                Some("Blocked"),
+                "This account is currently blocked and not recognized as a valid account.",
+                "AWS Support",
+            ),
+            (
+                Some("RequestLimitExceeded"),
+                "Request limit exceeded.",
+                "in a minute",
+            ),
+            (Some("Throttling"), "Rate exceeded", "in a minute"),
+            (Some("ThrottlingException"), "Rate exceeded", "in a minute"),
             (
                 None,
                 "Unable to locate credentials. You can configure credentials by running \"aws configure\".",
@@ -264,6 +516,11 @@ mod tests {
             assert!(after.contains(next_step), "{text}");
             assert!(before.contains(message), "{text}");
         }
+        let known = ADVICE.iter().flat_map(|it| it.codes);
+        for code in known {
+            let is_tried = cases.iter().any(|(tried, ..)| *tried == Some(*code));
+            assert!(is_tried, "{code} has no case");
+        }
     }
 
     #[test]
@@ -295,5 +552,10 @@ mod tests {
             ""
         )));
         assert!(!is_lack_of_capacity(&refusal(None, "")));
+        assert!(is_lack_of_quota(&refusal(Some("VcpuLimitExceeded"), "")));
+        assert!(!is_lack_of_quota(&refusal(
+            Some("InsufficientInstanceCapacity"),
+            ""
+        )));
     }
 }
