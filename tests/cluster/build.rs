@@ -1,4 +1,4 @@
-//! Writes the servers of the kubelet's interfaces from the same files as the validator's clients.
+//! Writes servers and clients of the kubelet's interfaces from the same files as the validator's clients.
 
 fn main() {
     const FOLDER: &str = "../../validator/proto";
@@ -7,8 +7,7 @@ fn main() {
     let files = ["deviceplugin/v1beta1.proto", "podresources/v1.proto"];
     let descriptors = protox::compile(files, [FOLDER]).expect("the .proto files are right");
     tonic_prost_build::configure()
-        .build_client(false)
         .disable_comments(["."])
         .compile_fds(descriptors)
-        .expect("the servers can be written");
+        .expect("servers and clients can be written");
 }

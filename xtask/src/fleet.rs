@@ -7,6 +7,8 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -14,7 +16,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail};
-use node_report::NodeReport;
+use node_report::{Kept, NodeReport};
 use summary::Fleet;
 
 /// Merge the reports of many nodes
@@ -68,18 +70,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Task::Report(arguments) = &arguments.task;
     let files = report_files(&arguments.paths)?;
     let fleet = Fleet::of(read_all(&files), arguments.fail_on_outliers);
-    let markdown = render::markdown(&fleet);
-    for (path, text) in [
-        (&arguments.markdown, markdown.clone()),
-        (&arguments.html, render::html(&fleet)),
-        (&arguments.json, render::json(&fleet)),
-        (&arguments.junit, render::junit(&fleet)),
+    for (path, format) in [
+        (&arguments.markdown, render::Format::Markdown),
+        (&arguments.html, render::Format::Html),
+        (&arguments.json, render::Format::Json),
+        (&arguments.junit, render::Format::Junit),
     ] {
         if let Some(path) = path.as_deref().filter(|path| *path != Path::new("-")) {
-            write(path, &text)?;
+            write(path, &fleet, format)?;
         }
     }
-    print!("{markdown}");
+    print!("{}", render::markdown(&fleet));
     Ok(ExitCode::from(fleet.exit_code()))
 }
 
@@ -89,22 +90,28 @@ pub(crate) fn report_of_folder(folder: &Path, missing: &[Missing]) -> anyhow::Re
     let mut reports = read_all(&files);
     reports.extend(missing.iter().map(NodeReport::missing));
     let fleet = Fleet::of(reports, false);
-    for (name, text) in [
-        ("fleet.md", render::markdown(&fleet)),
-        ("fleet.html", render::html(&fleet)),
+    for (name, format) in [
+        ("fleet.md", render::Format::Markdown),
+        ("fleet.html", render::Format::Html),
         // Not *.json, nor *.xml: the folder can be read again.
-        ("fleet.report", render::json(&fleet)),
-        ("fleet.junit", render::junit(&fleet)),
+        ("fleet.report", render::Format::Json),
+        ("fleet.junit", render::Format::Junit),
     ] {
-        write(&folder.join(name), &text)?;
+        write(&folder.join(name), &fleet, format)?;
     }
     print!("{}", render::markdown(&fleet));
     println!("\nreports: {}", folder.display());
     Ok(ExitCode::from(fleet.exit_code()))
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+/// One format at a time, straight to its file: the text of a fleet is larger than what is known of it.
+fn write(path: &Path, fleet: &Fleet, format: render::Format) -> anyhow::Result<()> {
+    let written = File::create(path).and_then(|file| {
+        let mut file = BufWriter::new(file);
+        format.write(fleet, &mut file)?;
+        file.flush()
+    });
+    written.with_context(|| format!("{} cannot be written", path.display()))
 }
 
 fn report_files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
@@ -150,6 +157,7 @@ fn files_below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 fn read_all(files: &[PathBuf]) -> Vec<NodeReport> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
+    let kept = Kept::default();
     let reports = Mutex::new(Vec::with_capacity(files.len()));
     std::thread::scope(|scope| {
         for _ in 0..threads.min(files.len()) {
@@ -159,7 +167,7 @@ fn read_all(files: &[PathBuf]) -> Vec<NodeReport> {
                     let Some(path) = files.get(index) else {
                         return;
                     };
-                    let report = node_report::read(path);
+                    let report = node_report::read(path, &kept);
                     let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
                     reports.push((index, report));
                 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::{bail, ensure};
 use kubectl::Kubectl;
 use manifests::{Manifests, Overlay};
+use serde_json::Value;
 
 /// Check, compare, apply and delete the Kubernetes manifests, and validate nodes with them
 #[derive(Debug, clap::Args)]
@@ -106,7 +107,13 @@ fn build(overlay: &Overlay) -> anyhow::Result<()> {
 fn diff(arguments: &ClusterArguments) -> anyhow::Result<ExitCode> {
     let overlay = &arguments.overlay.overlay;
     let (manifests, kubectl) = arguments.open()?;
-    if kubectl.differs(manifests.text())? {
+    let missing = kubectl.missing_namespaces(&manifests.namespaces())?;
+    // The API server compares nothing in a namespace that it does not have: all of it is new.
+    let (there, new) = manifests.split(&missing);
+    for object in new.objects() {
+        println!("+ {}", named(object));
+    }
+    if kubectl.differs(there.text())? || !new.objects().is_empty() {
         eprintln!("the cluster differs from overlay {overlay}");
         return Ok(ExitCode::FAILURE);
     }
@@ -125,18 +132,54 @@ fn apply(arguments: &ApplyArguments) -> anyhow::Result<()> {
             by_tag.join(", ")
         );
     }
-    let mut command = vec!["apply", "--server-side", "--field-manager=gpu-bringup"];
     if arguments.dry_run {
-        command.push("--dry-run=server");
+        return dry_run(manifests, &kubectl);
     }
-    command.extend(["--filename", "-"]);
+    let command = [
+        "apply",
+        "--server-side",
+        "--field-manager=gpu-bringup",
+        "--filename",
+        "-",
+    ];
     kubectl.run(&command, manifests.text())?;
-    if !arguments.dry_run {
-        println!(
-            "overlay {overlay} is applied; each GPU node is validated now: kubectl get nodes -l nvidia.com/gpu=true"
-        );
-    }
+    println!(
+        "overlay {overlay} is applied; each GPU node is validated now: kubectl get nodes -l nvidia.com/gpu=true"
+    );
     Ok(())
+}
+
+/// The API server refuses to try anything in a namespace that it does not have: of that, kubectl checks the fields.
+fn dry_run(manifests: Manifests, kubectl: &Kubectl) -> anyhow::Result<()> {
+    let missing = kubectl.missing_namespaces(&manifests.namespaces())?;
+    let (there, new) = manifests.split(&missing);
+    let server = [
+        "apply",
+        "--server-side",
+        "--field-manager=gpu-bringup",
+        "--dry-run=server",
+        "--filename",
+        "-",
+    ];
+    kubectl.run(&server, there.text())?;
+    if new.objects().is_empty() {
+        return Ok(());
+    }
+    let client = ["apply", "--dry-run=client", "--filename", "-"];
+    kubectl.run(&client, new.text())?;
+    println!(
+        "the cluster does not have the namespaces {} yet: of what goes there, only the fields were checked",
+        missing.join(", ")
+    );
+    Ok(())
+}
+
+/// `DaemonSet gpu-bringup-system/gpu-validator-gate`
+fn named(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let metadata = &object["metadata"];
+    let (kind, name) = (text(&object["kind"]), text(&metadata["name"]));
+    format!("{kind} {}/{name}", text(&metadata["namespace"]))
 }
 
 fn delete(arguments: &DeleteArguments) -> anyhow::Result<()> {

@@ -38,6 +38,7 @@ pub mod podresources {
     tonic::include_proto!("v1");
 }
 
+use deviceplugin::device_plugin_client::DevicePluginClient;
 use deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use deviceplugin::registration_server::{Registration, RegistrationServer};
 use podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
@@ -98,6 +99,9 @@ impl KubeletScript {
 /// A plugin that has registered: its endpoint and resource.
 pub type Registered = (String, String);
 
+/// Ids and health of the devices of plugins that have registered, by resource.
+pub type Followed = BTreeMap<String, Vec<(String, String)>>;
+
 /// The running kubelet; it ends when dropped.
 #[derive(Debug)]
 pub struct Kubelet {
@@ -105,6 +109,7 @@ pub struct Kubelet {
     thread: Option<JoinHandle<()>>,
     registered: Arc<Mutex<Vec<Registered>>>,
     calls: Arc<Mutex<Vec<&'static str>>>,
+    followed: Arc<Mutex<Followed>>,
     /// Listeners that nobody serves.
     _silent: Vec<UnixListener>,
 }
@@ -114,7 +119,11 @@ impl Kubelet {
     pub fn start(root: &Path, script: KubeletScript) -> Self {
         let registered = Arc::default();
         let calls = Arc::default();
+        let followed = Arc::default();
+        let plugins = Arc::new(Folder::new(&root.join("device-plugins")));
         let service = Service {
+            plugins,
+            followed: Arc::clone(&followed),
             script: Arc::new(script),
             registered: Arc::clone(&registered),
             calls: Arc::clone(&calls),
@@ -182,6 +191,7 @@ impl Kubelet {
             thread: Some(thread),
             registered,
             calls,
+            followed,
             _silent: silent,
         }
     }
@@ -189,6 +199,11 @@ impl Kubelet {
     /// The plugins that have registered.
     pub fn registered(&self) -> Vec<Registered> {
         lock(&self.registered).clone()
+    }
+
+    /// What plugins that have registered say of their devices now.
+    pub fn followed(&self) -> Followed {
+        lock(&self.followed).clone()
     }
 
     /// The names of all calls so far.
@@ -213,6 +228,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// An open folder: by its descriptor a socket's path is never too long.
+#[derive(Debug)]
 struct Folder(OwnedFd);
 
 impl Folder {
@@ -222,8 +238,12 @@ impl Folder {
         Self(rustix::fs::open(path, flags, rustix::fs::Mode::empty()).expect("an open folder"))
     }
 
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
+    }
+
     fn bind(&self, name: &str) -> UnixListener {
-        let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()));
+        let path = self.path(name);
         // A kubelet that is started again removes its old socket, too.
         let _ = std::fs::remove_file(&path);
         UnixListener::bind(&path).expect("a socket")
@@ -237,6 +257,8 @@ fn incoming(listener: UnixListener) -> UnixListenerStream {
 
 #[derive(Clone)]
 struct Service {
+    plugins: Arc<Folder>,
+    followed: Arc<Mutex<Followed>>,
     script: Arc<KubeletScript>,
     registered: Arc<Mutex<Vec<Registered>>>,
     calls: Arc<Mutex<Vec<&'static str>>>,
@@ -297,8 +319,14 @@ impl PodResourcesLister for Service {
                 podresources::AllocatableResourcesResponse::default(),
             ));
         }
+        let mut allocatable = self.script.allocatable.clone();
+        for (resource, devices) in lock(&self.followed).iter() {
+            let healthy = devices.iter().filter(|(_, health)| health == "Healthy");
+            let ids = healthy.map(|(id, _)| id.clone());
+            allocatable.entry(resource.clone()).or_default().extend(ids);
+        }
         // As the kubelet does: one entry for each NUMA node, here one for each device.
-        let devices = self.script.allocatable.iter().flat_map(|(resource, ids)| {
+        let devices = allocatable.iter().flat_map(|(resource, ids)| {
             ids.iter().map(|id| podresources::ContainerDevices {
                 resource_name: resource.clone(),
                 device_ids: vec![id.clone()],
@@ -328,9 +356,62 @@ impl Registration for Service {
         request: Request<deviceplugin::RegisterRequest>,
     ) -> Result<Response<deviceplugin::Empty>, Status> {
         let request = request.into_inner();
-        lock(&self.registered).push((request.endpoint, request.resource_name));
+        // Source: Kubernetes, pkg/kubelet/cm/devicemanager/plugin/v1beta1, server.go.
+        if request.version != "v1beta1" {
+            return Err(Status::unknown(format!(
+                "requested API version {:?} is not supported by kubelet",
+                request.version
+            )));
+        }
+        let (endpoint, resource) = (request.endpoint, request.resource_name);
+        lock(&self.registered).push((endpoint.clone(), resource.clone()));
+        // The answer comes first: the plugin serves its socket, but is not bound to while it registers.
+        tokio::spawn(follow(
+            Arc::clone(&self.plugins),
+            Arc::clone(&self.followed),
+            endpoint,
+            resource,
+        ));
         Ok(Response::new(deviceplugin::Empty {}))
     }
+}
+
+/// Keeps what a plugin says of its devices, as the kubelet's device manager does; when its stream ends, all of them are
+/// unhealthy.
+async fn follow(
+    plugins: Arc<Folder>,
+    followed: Arc<Mutex<Followed>>,
+    endpoint: String,
+    resource: String,
+) {
+    // An error is the end of the stream: the kubelet logs it, and so would a test that looks at the plugin's own log.
+    let _ = read_lists(&plugins, &followed, &endpoint, &resource).await;
+    for (_, health) in lock(&followed).entry(resource).or_default() {
+        "Unhealthy".clone_into(health);
+    }
+}
+
+async fn read_lists(
+    plugins: &Folder,
+    followed: &Mutex<Followed>,
+    endpoint: &str,
+    resource: &str,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let uri = format!("unix://{}", plugins.path(endpoint).display());
+    let channel = tonic::transport::Endpoint::from_shared(uri)?
+        .connect()
+        .await?;
+    let mut client = DevicePluginClient::new(channel);
+    client
+        .get_device_plugin_options(deviceplugin::Empty {})
+        .await?;
+    let lists = client.list_and_watch(deviceplugin::Empty {}).await?;
+    let mut lists = lists.into_inner();
+    while let Some(list) = lists.message().await? {
+        let devices = list.devices.into_iter().map(|it| (it.id, it.health));
+        lock(followed).insert(resource.to_owned(), devices.collect());
+    }
+    Ok(())
 }
 
 type DeviceLists =

@@ -1,7 +1,9 @@
 //! What one node's report says, without what the fleet's does not need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::Hash;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, bail, ensure};
 use quick_xml::events::{BytesStart, Event};
@@ -9,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::Missing;
+use super::outliers::Measurement;
 
 /// The report format that is understood; it grows when a reader of the older would misread.
 const REPORT_FORMAT: u32 = 1;
@@ -57,18 +60,139 @@ pub(super) struct NodeReport {
     pub(super) text: String,
     pub(super) simulated: bool,
     pub(super) collected_at: String,
-    pub(super) driver_version: Option<String>,
-    pub(super) validator_version: Option<String>,
-    pub(super) gpus: Vec<Gpu>,
+    pub(super) driver_version: Option<Arc<str>>,
+    pub(super) validator_version: Option<Arc<str>>,
+    pub(super) gpus: Gpus,
     /// What failed and what could not be judged, at most [`FINDINGS_KEPT`].
     pub(super) objections: Vec<String>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Gpu {
-    pub(super) uuid: String,
+/// The GPUs of a node, in little memory: a fleet has thousands.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gpus {
+    /// One line each, in order.
+    uuids: Box<str>,
+    shape: Arc<Shape>,
+    /// Measurements of all GPUs one after another, in the order of their shapes. Seven digits are more than any sensor has.
+    values: Box<[f32]>,
+}
+
+/// Models, and the names of what was measured, by GPU: the same for all nodes of a kind, so that it is kept once.
+pub(super) type Shape = Vec<GpuShape>;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct GpuShape {
     pub(super) model: String,
-    pub(super) measurements: BTreeMap<String, f64>,
+    pub(super) measurements: Vec<String>,
+}
+
+/// One GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gpu<'a> {
+    pub(super) uuid: &'a str,
+    pub(super) shape: &'a GpuShape,
+    values: &'a [f32],
+}
+
+impl Gpus {
+    fn of(gpus: Vec<JsonGpu>, kept: &Kept) -> Gpus {
+        let (mut uuids, mut shape, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        for gpu in gpus {
+            // A report may hold anything; what is no UUID names no GPU.
+            let uuid = gpu.uuid.filter(|it| !it.contains(char::is_control));
+            uuids.push(uuid.unwrap_or_default());
+            let compared = gpu
+                .measurements
+                .into_iter()
+                .filter(|(name, value)| Measurement::named(name).is_some() && value.is_finite());
+            let mut measurements = Vec::new();
+            for (name, value) in compared {
+                measurements.push(name);
+                values.push(nearest(value));
+            }
+            shape.push(GpuShape {
+                model: gpu.name.unwrap_or_default(),
+                measurements,
+            });
+        }
+        Gpus {
+            uuids: uuids.join("\n").into(),
+            shape: kept.shape(&shape),
+            values: values.into(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shape.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Gpu<'_>> {
+        let mut rest = &*self.values;
+        self.shape
+            .iter()
+            .zip(self.uuids.split('\n'))
+            .map(move |(shape, uuid)| {
+                let (values, others) = rest.split_at(shape.measurements.len());
+                rest = others;
+                Gpu {
+                    uuid,
+                    shape,
+                    values,
+                }
+            })
+    }
+}
+
+impl Gpu<'_> {
+    pub(super) fn measured(&self, name: &str) -> Option<f32> {
+        let names = &self.shape.measurements;
+        let index = names.binary_search_by(|it| it.as_str().cmp(name)).ok()?;
+        self.values.get(index).copied()
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "seven digits are more than any sensor has"
+)]
+fn nearest(value: f64) -> f32 {
+    value as f32
+}
+
+/// The number with the fewest digits that is kept as this: 648.3, and not 648.2999877929688.
+pub(super) fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+/// What many nodes have in common, kept once.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    shapes: Mutex<HashSet<Arc<Shape>>>,
+    texts: Mutex<HashSet<Arc<str>>>,
+}
+
+impl Kept {
+    fn shape(&self, shape: &Shape) -> Arc<Shape> {
+        keep(&self.shapes, shape, |it| Arc::new(it.clone()))
+    }
+
+    fn text(&self, text: &str) -> Arc<str> {
+        keep(&self.texts, text, |it| Arc::from(it))
+    }
+}
+
+fn keep<T: ?Sized + Eq + Hash>(
+    kept: &Mutex<HashSet<Arc<T>>>,
+    value: &T,
+    share: impl FnOnce(&T) -> Arc<T>,
+) -> Arc<T> {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kept.get(value) {
+        return Arc::clone(known);
+    }
+    let shared = share(value);
+    kept.insert(Arc::clone(&shared));
+    shared
 }
 
 impl NodeReport {
@@ -94,7 +218,7 @@ impl NodeReport {
             collected_at: String::new(),
             driver_version: None,
             validator_version: None,
-            gpus: Vec::new(),
+            gpus: Gpus::default(),
             objections: Vec::new(),
         }
     }
@@ -102,7 +226,7 @@ impl NodeReport {
 
 /// Reads a file; one that cannot be read is a node that was not judged. `None` for a JUnit file whose node has reported in
 /// JSON beside it.
-pub(super) fn read(path: &Path) -> Option<NodeReport> {
+pub(super) fn read(path: &Path, kept: &Kept) -> Option<NodeReport> {
     let is_xml = path.extension().is_some_and(|it| it == "xml");
     if is_xml && json_beside(path) {
         return None;
@@ -117,7 +241,7 @@ pub(super) fn read(path: &Path) -> Option<NodeReport> {
             if is_xml {
                 of_junit(&bytes, &name, &source)
             } else {
-                of_json(&bytes, &name, &source)
+                of_json(&bytes, &name, &source, kept)
             }
         });
     Some(read.unwrap_or_else(|error| {
@@ -175,7 +299,7 @@ struct JsonFinding {
     summary: String,
 }
 
-fn of_json(bytes: &[u8], name: &str, source: &str) -> anyhow::Result<NodeReport> {
+fn of_json(bytes: &[u8], name: &str, source: &str, kept: &Kept) -> anyhow::Result<NodeReport> {
     let report: JsonReport =
         serde_json::from_slice(bytes).context("this is no JSON report of gpu-validator")?;
     ensure!(
@@ -195,11 +319,6 @@ fn of_json(bytes: &[u8], name: &str, source: &str) -> anyhow::Result<NodeReport>
             || (report.incomplete.is_none() && !report.machine.gpus.is_empty()),
         "it passes a run that is incomplete or has no GPU"
     );
-    let gpus = report.machine.gpus.into_iter().map(|gpu| Gpu {
-        uuid: gpu.uuid.unwrap_or_default(),
-        model: gpu.name.unwrap_or_default(),
-        measurements: gpu.measurements,
-    });
     let mut node = NodeReport {
         name: report.machine.hostname.unwrap_or_else(|| name.to_owned()),
         source: source.to_owned(),
@@ -207,9 +326,9 @@ fn of_json(bytes: &[u8], name: &str, source: &str) -> anyhow::Result<NodeReport>
         text: report.verdict_text,
         simulated: report.simulated.is_some(),
         collected_at: report.collected_at,
-        driver_version: report.machine.driver_version,
-        validator_version: Some(report.validator_version),
-        gpus: gpus.collect(),
+        driver_version: report.machine.driver_version.map(|it| kept.text(&it)),
+        validator_version: Some(kept.text(&report.validator_version)),
+        gpus: Gpus::of(report.machine.gpus, kept),
         objections: Vec::new(),
     };
     for it in report

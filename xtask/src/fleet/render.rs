@@ -1,11 +1,12 @@
 //! The fleet's report in each format. Pure.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write};
 
 use maud::{DOCTYPE, html as markup};
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::node_report::{NodeReport, NodeVerdict};
@@ -252,13 +253,34 @@ const STYLE: &str = "body{font:14px/1.5 system-ui,sans-serif;margin:2rem;max-wid
 td,th{border:1px solid #ccc;padding:.2rem .6rem;text-align:left;vertical-align:top}.fail td{background:#fdecea}\
 .not-judged td{background:#fff4e0}.busy td{background:#eef3fb}";
 
-pub(super) fn json(fleet: &Fleet) -> String {
+/// How a fleet's report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Markdown,
+    Html,
+    Json,
+    Junit,
+}
+
+impl Format {
+    pub(super) fn write(self, fleet: &Fleet, file: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Markdown => file.write_all(markdown(fleet).as_bytes()),
+            Self::Html => file.write_all(html(fleet).as_bytes()),
+            Self::Json => json(fleet, file),
+            Self::Junit => junit(fleet, file),
+        }
+    }
+}
+
+/// Node by node, as it is written.
+pub(super) fn json(fleet: &Fleet, file: &mut impl Write) -> io::Result<()> {
     let count = |verdict| fleet.count(verdict);
-    let value = json!({
-        "format": FORMAT,
-        "exit_code": fleet.exit_code(),
-        "verdict_text": headline(fleet),
-        "totals": {
+    let report = Report {
+        format: FORMAT,
+        exit_code: fleet.exit_code(),
+        verdict_text: headline(fleet),
+        totals: json!({
             "nodes": fleet.nodes.len(),
             "gpus": fleet.gpus(),
             "pass": count(NodeVerdict::Pass),
@@ -267,13 +289,36 @@ pub(super) fn json(fleet: &Fleet) -> String {
             "busy": count(NodeVerdict::Busy),
             "simulated": fleet.simulated(),
             "outliers": fleet.outliers().count(),
-        },
-        "contradictions": fleet.contradictions,
-        "remarks": fleet.remarks,
-        "compared": fleet.compared.iter().map(compared_json).collect::<Vec<_>>(),
-        "nodes": fleet.nodes.iter().map(node_json).collect::<Vec<_>>(),
-    });
-    format!("{value:#}\n")
+        }),
+        contradictions: &fleet.contradictions,
+        remarks: &fleet.remarks,
+        compared: &fleet.compared,
+        nodes: &fleet.nodes,
+    };
+    serde_json::to_writer_pretty(&mut *file, &report)?;
+    writeln!(file)
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    format: u32,
+    exit_code: u8,
+    verdict_text: String,
+    totals: Value,
+    contradictions: &'a [String],
+    remarks: &'a [String],
+    #[serde(serialize_with = "all_compared")]
+    compared: &'a [Compared],
+    #[serde(serialize_with = "all_nodes")]
+    nodes: &'a [NodeReport],
+}
+
+fn all_compared<S: Serializer>(compared: &[Compared], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(compared.iter().map(compared_json))
+}
+
+fn all_nodes<S: Serializer>(nodes: &[NodeReport], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(nodes.iter().map(node_json))
 }
 
 fn compared_json(compared: &Compared) -> Value {
@@ -307,51 +352,46 @@ fn node_json(node: &NodeReport) -> Value {
         "text": node.text,
         "simulated": node.simulated,
         "collected_at": node.collected_at,
-        "driver_version": node.driver_version,
+        "driver_version": node.driver_version.as_deref(),
         "gpus": node.gpus.len(),
         "objections": node.objections,
     })
 }
 
 /// A suite of the nodes and one of the comparisons.
-pub(super) fn junit(fleet: &Fleet) -> String {
-    let nodes: Vec<Case> = fleet.nodes.iter().map(Case::of_node).collect();
-    let mut peers: Vec<Case> = fleet
-        .compared
-        .iter()
-        .map(|it| Case::of_comparison(it, fleet.outliers_fail))
-        .collect();
-    if !fleet.contradictions.is_empty() {
-        peers.push(Case {
-            name: "reports agree with each other".to_owned(),
-            class: "fleet",
-            outcome: Outcome::Error,
-            text: fleet.contradictions.join("\n"),
-        });
-    }
-    let mut writer = Writer::new_with_indent(Vec::new(), b' ', 1);
-    // Writing to memory cannot fail.
-    let _ = writer
+pub(super) fn junit(fleet: &Fleet, file: &mut impl Write) -> io::Result<()> {
+    let nodes = || fleet.nodes.iter().map(Case::of_node);
+    let contradictions = (!fleet.contradictions.is_empty()).then(|| Case {
+        name: "reports agree with each other".to_owned(),
+        class: "fleet",
+        outcome: Outcome::Error,
+        text: fleet.contradictions.join("\n"),
+    });
+    let peers = || {
+        let compared = fleet.compared.iter();
+        let peers = compared.map(|it| Case::of_comparison(it, fleet.outliers_fail));
+        peers.chain(contradictions.clone())
+    };
+    let mut writer = Writer::new_with_indent(file, b' ', 1);
+    writer
         .get_mut()
-        .write_all(b"<?xml version=\"1.0\" encoding=\"utf-8\"?>\n");
-    let all: Vec<&Case> = nodes.iter().chain(&peers).collect();
-    let _ = writer
+        .write_all(b"<?xml version=\"1.0\" encoding=\"utf-8\"?>\n")?;
+    writer
         .create_element("testsuites")
         .with_attributes([("name", "gpu-fleet"), ("time", "0")])
         .with_attributes(
-            counts(&all)
+            counts(nodes().chain(peers()))
                 .iter()
                 .map(|(name, count)| (*name, count.as_str())),
         )
         .write_inner_content(|writer| {
-            suite(writer, "nodes", &nodes)?;
-            suite(writer, "peers", &peers)
-        });
-    let mut text = String::from_utf8_lossy(&writer.into_inner()).into_owned();
-    text.push('\n');
-    text
+            suite(writer, "nodes", nodes)?;
+            suite(writer, "peers", peers)
+        })?;
+    writeln!(writer.into_inner())
 }
 
+#[derive(Clone)]
 struct Case {
     name: String,
     class: &'static str,
@@ -403,37 +443,39 @@ impl Case {
     }
 }
 
-fn counts(cases: &[&Case]) -> [(&'static str, String); 4] {
-    let count = |outcome| {
-        cases
-            .iter()
-            .filter(|it| it.outcome == outcome)
-            .count()
-            .to_string()
-    };
+fn counts(cases: impl Iterator<Item = Case>) -> [(&'static str, String); 4] {
+    let (mut tests, mut failures, mut errors) = (0, 0, 0);
+    for case in cases {
+        tests += 1;
+        failures += usize::from(case.outcome == Outcome::Failed);
+        errors += usize::from(case.outcome == Outcome::Error);
+    }
     [
-        ("tests", cases.len().to_string()),
-        ("failures", count(Outcome::Failed)),
-        ("errors", count(Outcome::Error)),
+        ("tests", tests.to_string()),
+        ("failures", failures.to_string()),
+        ("errors", errors.to_string()),
         ("skipped", "0".to_owned()),
     ]
 }
 
-fn suite(writer: &mut Writer<Vec<u8>>, name: &str, cases: &[Case]) -> std::io::Result<()> {
-    let all: Vec<&Case> = cases.iter().collect();
+fn suite<I: Iterator<Item = Case>>(
+    writer: &mut Writer<impl Write>,
+    name: &str,
+    cases: impl Fn() -> I,
+) -> io::Result<()> {
     writer
         .create_element("testsuite")
         .with_attributes([("name", name), ("time", "0")])
         .with_attributes(
-            counts(&all)
+            counts(cases())
                 .iter()
                 .map(|(name, count)| (*name, count.as_str())),
         )
-        .write_inner_content(|writer| cases.iter().try_for_each(|case| write_case(writer, case)))
+        .write_inner_content(|writer| cases().try_for_each(|case| write_case(writer, &case)))
         .map(drop)
 }
 
-fn write_case(writer: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
+fn write_case(writer: &mut Writer<impl Write>, case: &Case) -> io::Result<()> {
     let text = xml_characters(&case.text);
     let message = text.lines().next().unwrap_or_default().to_owned();
     let name = xml_characters(&case.name);

@@ -1,8 +1,9 @@
 //! The fleet: its nodes, what is usual among its GPUs, and which are unlike the others.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::node_report::{NodeReport, NodeVerdict};
+use super::node_report::{NodeReport, NodeVerdict, shortest};
 use super::outliers::{Measurement, Usual};
 
 /// Everything that the fleet's report says.
@@ -84,7 +85,7 @@ impl Fleet {
 }
 
 /// Simulated GPUs are compared with each other only: next to real ones they would be the outliers, or make them.
-fn model_of<'a>(node: &NodeReport, model: &'a str) -> std::borrow::Cow<'a, str> {
+fn model_of<'a>(node: &NodeReport, model: &'a str) -> Cow<'a, str> {
     if node.simulated {
         format!("{model} (SIMULATED)").into()
     } else {
@@ -92,58 +93,62 @@ fn model_of<'a>(node: &NodeReport, model: &'a str) -> std::borrow::Cow<'a, str> 
     }
 }
 
+/// One measurement at a time, so that no more than one is in memory a second time.
 fn compare(nodes: &[NodeReport]) -> Vec<Compared> {
-    type Values<'a> = Vec<(&'a NodeReport, &'a str, f64)>;
-    let mut values: BTreeMap<(String, &str), Values<'_>> = BTreeMap::new();
+    let mut measured: BTreeSet<(Cow<'_, str>, &str)> = BTreeSet::new();
     for node in nodes {
-        for gpu in node.gpus.iter().filter(|it| !it.model.is_empty()) {
-            let model = model_of(node, &gpu.model);
-            for (name, value) in &gpu.measurements {
-                if Measurement::named(name).is_some() && value.is_finite() {
-                    values
-                        .entry((model.clone().into_owned(), name))
-                        .or_default()
-                        .push((node, &gpu.uuid, *value));
-                }
+        for gpu in node.gpus.iter().filter(|it| !it.shape.model.is_empty()) {
+            for name in &gpu.shape.measurements {
+                measured.insert((model_of(node, &gpu.shape.model), name));
             }
         }
     }
-    let compared = values.into_iter().filter_map(|((model, name), values)| {
-        let measurement = Measurement::named(name)?;
-        let numbers: Vec<f64> = values.iter().map(|(.., value)| *value).collect();
-        let usual = Usual::of(&numbers)?;
-        let mut outliers: Vec<Outlier> = values
-            .iter()
-            .filter_map(|(node, uuid, value)| {
-                Some(Outlier {
-                    node: node.name.clone(),
-                    uuid: (*uuid).to_owned(),
-                    value: *value,
-                    score: usual.outlier(*value, measurement)?,
-                })
-            })
-            .collect();
-        outliers.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
-        Some(Compared {
-            model,
-            measurement: name.to_owned(),
-            usual,
-            outliers,
+    let compared = measured
+        .into_iter()
+        .filter_map(|(model, name)| compare_one(nodes, &model, name));
+    compared.collect()
+}
+
+fn compare_one(nodes: &[NodeReport], model: &str, name: &str) -> Option<Compared> {
+    let measurement = Measurement::named(name)?;
+    let values = || {
+        nodes.iter().flat_map(|node| {
+            let gpus = node.gpus.iter();
+            let of_model = gpus.filter(|gpu| model_of(node, &gpu.shape.model) == model);
+            of_model.filter_map(move |gpu| Some((node, gpu.uuid, gpu.measured(name)?)))
+        })
+    };
+    let numbers: Vec<f64> = values().map(|(.., value)| f64::from(value)).collect();
+    let usual = Usual::of(&numbers)?;
+    drop(numbers);
+    let outliers = values().filter_map(|(node, uuid, value)| {
+        Some(Outlier {
+            node: node.name.clone(),
+            uuid: uuid.to_owned(),
+            value: shortest(value),
+            score: usual.outlier(f64::from(value), measurement)?,
         })
     });
-    compared.collect()
+    let mut outliers: Vec<Outlier> = outliers.collect();
+    outliers.sort_by(|a, b| b.score.abs().total_cmp(&a.score.abs()));
+    Some(Compared {
+        model: model.to_owned(),
+        measurement: name.to_owned(),
+        usual,
+        outliers,
+    })
 }
 
 /// Versions that few nodes have.
 fn remarks(nodes: &[NodeReport]) -> Vec<String> {
-    type Version = fn(&NodeReport) -> Option<&String>;
+    type Version = fn(&NodeReport) -> Option<&str>;
     let versions: [(&str, Version); 2] = [
-        ("driver", |it| it.driver_version.as_ref()),
-        ("gpu-validator", |it| it.validator_version.as_ref()),
+        ("driver", |it| it.driver_version.as_deref()),
+        ("gpu-validator", |it| it.validator_version.as_deref()),
     ];
     let mut remarks = Vec::new();
     for (what, version) in versions {
-        let mut of_version: BTreeMap<&String, Vec<&str>> = BTreeMap::new();
+        let mut of_version: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for node in nodes {
             if let Some(version) = version(node) {
                 of_version.entry(version).or_default().push(&node.name);
@@ -167,27 +172,36 @@ fn remarks(nodes: &[NodeReport]) -> Vec<String> {
 }
 
 fn contradictions(nodes: &[NodeReport]) -> Vec<String> {
-    let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let mut uuids: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for node in nodes {
-        names.entry(&node.name).or_default().push(&node.source);
-        for gpu in node.gpus.iter().filter(|it| !it.uuid.is_empty()) {
-            uuids.entry(&gpu.uuid).or_default().push(&node.name);
-        }
-    }
-    let twice = |them: &[&str]| them.len() > 1;
-    let mut contradictions: Vec<String> = names
+    let names = nodes
         .iter()
-        .filter(|(_, sources)| twice(sources))
-        .map(|(name, sources)| format!("node {name} has several reports: {}", some_of(sources)))
+        .map(|it| (it.name.as_str(), it.source.as_str()));
+    let mut contradictions: Vec<String> = twice(names)
+        .into_iter()
+        .map(|(name, sources)| format!("node {name} has several reports: {}", some_of(&sources)))
         .collect();
-    contradictions.extend(
+    let uuids = nodes.iter().flat_map(|node| {
+        let uuids = node.gpus.iter().map(|gpu| gpu.uuid);
         uuids
-            .iter()
-            .filter(|(_, nodes)| twice(nodes))
-            .map(|(uuid, nodes)| format!("{uuid} is in several reports: {}", some_of(nodes))),
+            .filter(|it| !it.is_empty())
+            .map(|uuid| (uuid, node.name.as_str()))
+    });
+    contradictions.extend(
+        twice(uuids)
+            .into_iter()
+            .map(|(uuid, nodes)| format!("{uuid} is in several reports: {}", some_of(&nodes))),
     );
     contradictions
+}
+
+/// What comes more than once, with where.
+fn twice<'a>(them: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(&'a str, Vec<&'a str>)> {
+    let mut them: Vec<_> = them.collect();
+    // Stable: where it comes stays in the order of the nodes.
+    them.sort_by_key(|(it, _)| *it);
+    them.chunk_by(|one, next| one.0 == next.0)
+        .filter(|same| same.len() > 1)
+        .map(|same| (same[0].0, same.iter().map(|(_, place)| *place).collect()))
+        .collect()
 }
 
 /// The first few, and how many more.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::node_report::{self, NodeReport, NodeVerdict};
+use super::node_report::{self, Kept, NodeReport, NodeVerdict};
 use super::summary::Fleet;
 use super::{Missing, files_below, read_all, render};
 
@@ -78,10 +78,20 @@ fn node(number: usize) -> Value {
     })
 }
 
+fn read(path: &Path) -> Option<NodeReport> {
+    node_report::read(path, &Kept::default())
+}
+
+fn written(format: render::Format, fleet: &Fleet) -> String {
+    let mut text = Vec::new();
+    format.write(fleet, &mut text).expect("written");
+    String::from_utf8(text).expect("UTF-8")
+}
+
 fn parse(value: &Value) -> NodeReport {
     let folder = Folder::new(&format!("parse-{:p}", std::ptr::from_ref(value)));
     folder.write("a.json", &value.to_string());
-    node_report::read(&folder.0.join("a.json")).expect("a report")
+    read(&folder.0.join("a.json")).expect("a report")
 }
 
 #[test]
@@ -119,7 +129,7 @@ fn planted_outliers_are_found_and_nothing_else() {
     );
     let strict = Fleet::of(fleet.nodes, true);
     assert_eq!(strict.exit_code(), 1);
-    assert!(render::junit(&strict).contains(r#"failures="3" errors="0""#));
+    assert!(written(render::Format::Junit, &strict).contains(r#"failures="3" errors="0""#));
 }
 
 #[test]
@@ -193,31 +203,37 @@ fn no_bad_report_is_a_pass() {
 #[test]
 fn junit_files_count_where_there_is_no_json() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
-    let read = |name: &str| {
+    let read_alone = |name: &str| {
         // Alone in a folder: a report in JSON beside it would be read instead.
         let folder = Folder::new(name);
         folder.write(
             name,
             &std::fs::read_to_string(golden.join(name)).expect("a golden report"),
         );
-        node_report::read(&folder.0.join(name)).expect("a report")
+        read(&folder.0.join(name)).expect("a report")
     };
-    let healthy = read("healthy.junit.xml");
+    let healthy = read_alone("healthy.junit.xml");
     assert_eq!(
         (healthy.verdict, healthy.name.as_str()),
         (NodeVerdict::Pass, "ip-10-1-2-3")
     );
-    let failing = read("failing.junit.xml");
+    let failing = read_alone("failing.junit.xml");
     assert_eq!(failing.verdict, NodeVerdict::Fail);
     assert!(
         failing.objections.iter().any(|it| it.starts_with("fail ")),
         "{failing:?}"
     );
-    assert_eq!(read("incomplete.junit.xml").verdict, NodeVerdict::NotJudged);
-    assert_eq!(read("no_gpu.junit.xml").verdict, NodeVerdict::NotJudged);
-    assert!(read("simulated.junit.xml").simulated);
+    assert_eq!(
+        read_alone("incomplete.junit.xml").verdict,
+        NodeVerdict::NotJudged
+    );
+    assert_eq!(
+        read_alone("no_gpu.junit.xml").verdict,
+        NodeVerdict::NotJudged
+    );
+    assert!(read_alone("simulated.junit.xml").simulated);
     assert!(
-        node_report::read(&golden.join("healthy.junit.xml")).is_none(),
+        read(&golden.join("healthy.junit.xml")).is_none(),
         "healthy.json is beside it"
     );
 }
@@ -233,12 +249,15 @@ fn reports_in_json_are_those_of_the_validator() {
         ("no_gpu", NodeVerdict::NotJudged),
         ("hostile", NodeVerdict::Fail),
     ] {
-        let report = node_report::read(&golden.join(format!("{name}.json"))).expect("a report");
+        let report = read(&golden.join(format!("{name}.json"))).expect("a report");
         assert_eq!(report.verdict, verdict, "{report:?}");
     }
-    let healthy = node_report::read(&golden.join("healthy.json")).expect("a report");
+    let healthy = read(&golden.join("healthy.json")).expect("a report");
     assert!(
-        healthy.gpus[0].measurements.contains_key("power_limit_w"),
+        healthy
+            .gpus
+            .iter()
+            .all(|it| it.measured("power_limit_w").is_some()),
         "{healthy:?}"
     );
 }
@@ -252,7 +271,7 @@ fn whatever_a_report_holds_the_fleets_is_well_formed() {
     hostile["findings"] =
         json!([{"check": "a", "subject": "b", "verdict": "fail", "summary": "]]>\u{1}<b>"}]);
     let fleet = Fleet::of(vec![parse(&hostile), parse(&node(2))], false);
-    let junit = render::junit(&fleet);
+    let junit = written(render::Format::Junit, &fleet);
     let mut reader = quick_xml::Reader::from_str(&junit);
     let mut cases = 0;
     loop {
@@ -268,7 +287,7 @@ fn whatever_a_report_holds_the_fleets_is_well_formed() {
     assert!(!junit.contains(['\u{1b}', '\u{1}', '\u{0}']), "{junit}");
     assert!(!render::html(&fleet).contains("<script>"));
     assert!(!render::markdown(&fleet).contains('\u{1b}'));
-    let parsed: Value = serde_json::from_str(&render::json(&fleet)).expect("JSON");
+    let parsed: Value = serde_json::from_str(&written(render::Format::Json, &fleet)).expect("JSON");
     assert_eq!(parsed["totals"]["fail"], 1);
 }
 
@@ -293,4 +312,28 @@ fn nodes_that_differ_are_named() {
         ["GPU-00000-0 is in several reports: node-0, node-4"]
     );
     assert_eq!(fleet.exit_code(), 2);
+}
+
+#[test]
+fn measurements_are_kept_as_they_are_written() {
+    let mut values = node(1);
+    values["machine"]["gpus"][2]["measurements"] = json!({
+        "burn_bf16_tflops": 648.3,
+        "memory_total_mib": 143_771.0,
+        // Nobody compares these.
+        "serial": 7.0,
+        "burn_seconds": 10.0,
+    });
+    values["machine"]["gpus"][3] = json!({"uuid": null, "name": null});
+    let report = parse(&values);
+    let gpus: Vec<_> = report.gpus.iter().collect();
+    assert_eq!(gpus.len(), 8);
+    assert_eq!(gpus[2].uuid, "GPU-00001-2");
+    assert_eq!(gpus[2].measured("burn_bf16_tflops"), Some(648.3_f32));
+    assert!((node_report::shortest(648.3_f32) - 648.3).abs() < f64::EPSILON);
+    assert_eq!(gpus[2].measured("memory_total_mib"), Some(143_771.0));
+    assert_eq!(gpus[2].measured("serial"), None);
+    assert_eq!((gpus[3].uuid, gpus[3].measured("pcie_width")), ("", None));
+    assert_eq!(gpus[4].uuid, "GPU-00001-4");
+    assert_eq!(gpus[4].measured("pcie_width"), Some(16.0));
 }

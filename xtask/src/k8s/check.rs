@@ -134,16 +134,13 @@ const PURPOSES: [&str; 2] = ["gate", "checks"];
 
 /// What the code asks for, by its own word.
 pub(super) fn asked(shell: &Shell) -> anyhow::Result<BTreeSet<Right>> {
-    let cargo = workspace::cargo();
+    let validator = workspace::debug_validator(shell)?;
     let mut asked = BTreeSet::new();
     for purpose in PURPOSES {
-        let printed = cmd!(
-            shell,
-            "{cargo} run --quiet --package validator -- kubernetes rbac {purpose}"
-        )
-        .quiet()
-        .read()
-        .context("gpu-validator does not print its rights")?;
+        let printed = cmd!(shell, "{validator} kubernetes rbac {purpose}")
+            .quiet()
+            .read()
+            .context("gpu-validator does not print its rights")?;
         let role: Value = serde_yaml::from_str(&printed)
             .with_context(|| format!("gpu-validator printed {printed:?}"))?;
         let rights = rights(&role);

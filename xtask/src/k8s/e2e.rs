@@ -3,17 +3,22 @@
 //! There is no kubelet and no controller: nodes and pods are objects that this task makes. What is tried is what the API
 //! server decides: whether it takes the manifests, what the gate's account may do, and what the gate changes.
 
+mod certificates;
+mod checks;
+mod commands;
+mod gpu_pods;
+mod kubelet;
 mod server;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use commands::Commands;
 use serde_json::{Value, json};
 use server::Server;
-use xshell::cmd;
 
 use super::check::{self, Right};
 use super::kubectl::Kubectl;
@@ -37,20 +42,18 @@ pub(super) struct Arguments {
     /// The server's folder is kept, logs included
     #[arg(long)]
     keep: bool,
+    /// A folder with GitHub's charts gha-runner-scale-set and gha-runner-scale-set-controller, for the runners
+    #[arg(long, value_name = "DIR")]
+    charts: Option<PathBuf>,
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
-    let cargo = workspace::cargo();
-    cmd!(shell, "{cargo} build --quiet --package validator")
-        .quiet()
-        .run()?;
     let asked = check::asked(&shell)?;
     let server = Server::start(arguments.keep)?;
     let admin = server.kubectl(server::ADMIN_TOKEN);
-    for overlay in Overlay::all()? {
-        applied(&admin, &overlay)?;
-    }
+    let commands = Commands::new(&server)?;
+    commands.apply()?;
     // A controller makes these in a cluster; pods are refused without them.
     for namespace in [SYSTEM, JOBS, "kube-system"] {
         let account = [
@@ -64,7 +67,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     accounts_have_their_rights(&admin, &asked)?;
     pods_fit_their_namespaces(&admin)?;
+    commands.validate()?;
     gate_opens_and_closes(&server, &admin)?;
+    checks::run(&server)?;
+    commands.runners(arguments.charts.as_deref())?;
+    commands.delete()?;
     println!(
         "k8s e2e: everything was as it should be, on {}",
         server.version()?
@@ -75,56 +82,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn step(text: &str) {
     println!("ok  {text}");
 }
-
-/// The overlay is taken as it is, with every field known; a second time nothing differs.
-fn applied(admin: &Kubectl, overlay: &Overlay) -> anyhow::Result<()> {
-    admin.text(
-        &["apply", "--server-side", "--filename", "-"],
-        SERVICE_MONITOR_DEFINITION,
-    )?;
-    admin.text(
-        &[
-            "wait",
-            "--for=condition=Established",
-            "crd/servicemonitors.monitoring.coreos.com",
-        ],
-        "",
-    )?;
-    let manifests = Manifests::of_overlay(overlay)?;
-    let apply = [
-        "apply",
-        "--server-side",
-        "--validate=strict",
-        "--field-manager=gpu-bringup",
-        "--filename",
-        "-",
-    ];
-    let said = admin.text(&apply, manifests.text())?;
-    ensure!(
-        said.lines().count() == manifests.objects().len(),
-        "{} objects were applied of {}",
-        said.lines().count(),
-        manifests.objects().len()
-    );
-    ensure!(
-        !admin.differs(manifests.text())?,
-        "overlay {overlay} differs from what was just applied"
-    );
-    step(&format!(
-        "overlay {overlay}: {} objects applied",
-        manifests.objects().len()
-    ));
-    Ok(())
-}
-
-/// The kind that the Prometheus operator brings, whatever its fields: those are checked elsewhere.
-const SERVICE_MONITOR_DEFINITION: &str = r#"{
-"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-"metadata": {"name": "servicemonitors.monitoring.coreos.com"},
-"spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
- "names": {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"},
- "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-  {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
 
 /// Each account may do what the code asks for, and nothing else.
 fn accounts_have_their_rights(admin: &Kubectl, asked: &BTreeSet<Right>) -> anyhow::Result<()> {
@@ -272,7 +229,7 @@ fn gate_opens_and_closes(server: &Server, admin: &Kubectl) -> anyhow::Result<()>
         ("healthy", vec![], 0, "True", false),
         ("broken", vec!["xid-79".to_owned()], 1, "False", true),
     ] {
-        let kubeconfig = server.kubeconfig(&gate_token(admin, node)?)?;
+        let kubeconfig = server.kubeconfig("gate", &json!({"token": gate_token(admin, node)?}))?;
         let simulated = simulator.prepare("p5.48xlarge", &faults, &[])?;
         let mut gate = gate_command(&kubeconfig, node);
         simulated.apply(&mut gate);

@@ -77,6 +77,24 @@ impl Kubectl {
         }
     }
 
+    /// Those of `namespaces` that the cluster does not have.
+    pub(crate) fn missing_namespaces(&self, namespaces: &[&str]) -> anyhow::Result<Vec<String>> {
+        let mut missing = Vec::new();
+        for name in namespaces {
+            let get = [
+                "get",
+                "namespace",
+                name,
+                "--ignore-not-found",
+                "--output=name",
+            ];
+            if self.text(&get, "")?.trim().is_empty() {
+                missing.push((*name).to_owned());
+            }
+        }
+        Ok(missing)
+    }
+
     /// Whether the cluster is otherwise than `manifests` say; the differences are shown.
     pub(crate) fn differs(&self, manifests: &str) -> anyhow::Result<bool> {
         let arguments = [

@@ -123,6 +123,32 @@ impl Manifests {
         Ok(Manifests { text, objects })
     }
 
+    /// Namespaces that the manifests make.
+    pub(crate) fn namespaces(&self) -> Vec<&str> {
+        let namespaces = self.objects.iter().filter(|it| it["kind"] == "Namespace");
+        namespaces
+            .filter_map(|it| it["metadata"]["name"].as_str())
+            .collect()
+    }
+
+    /// What lies in none of these namespaces, and what lies in one.
+    pub(crate) fn split(self, namespaces: &[String]) -> (Manifests, Manifests) {
+        let is_in = |object: &Value| {
+            let namespace = object["metadata"]["namespace"].as_str();
+            namespace.is_some_and(|it| namespaces.iter().any(|name| name == it))
+        };
+        let (inside, outside) = self.objects.into_iter().partition(is_in);
+        (Self::of_objects(outside), Self::of_objects(inside))
+    }
+
+    fn of_objects(objects: Vec<Value>) -> Manifests {
+        // It begins with a mark of YAML: kubectl takes a text that begins with a brace for JSON alone.
+        let text = objects
+            .iter()
+            .fold(String::new(), |text, it| text + &format!("---\n{it}\n"));
+        Manifests { text, objects }
+    }
+
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -219,6 +245,27 @@ kind: Service
         let manifests = Manifests::parse(text.to_owned()).expect("YAML");
         assert_eq!(manifests.images(), ["a:1", "b:1", "c:1@sha256:0"]);
         assert_eq!(manifests.images_without_digest(), ["a:1", "b:1"]);
+    }
+
+    #[test]
+    fn what_lies_in_a_namespace_is_told_apart() {
+        let text = r"
+kind: Namespace
+metadata: {name: a}
+---
+kind: Job
+metadata: {name: x, namespace: a}
+---
+kind: Job
+metadata: {name: y, namespace: kube-system}
+";
+        let manifests = Manifests::parse(text.to_owned()).expect("YAML");
+        assert_eq!(manifests.namespaces(), ["a"]);
+        let (outside, inside) = manifests.split(&["a".to_owned()]);
+        assert_eq!((outside.objects().len(), inside.objects().len()), (2, 1));
+        assert_eq!(inside.objects()[0]["metadata"]["name"], "x");
+        let again = Manifests::parse(outside.text().to_owned()).expect("what kubectl reads");
+        assert_eq!(again.objects(), outside.objects());
     }
 
     #[test]

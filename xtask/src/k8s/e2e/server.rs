@@ -2,26 +2,32 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
+use serde_json::{Value, json};
 
+use super::certificates::{self, AUTHORITY, Certificates, EXPIRED_SERVER, OTHER_AUTHORITY, SERVER};
 use crate::k8s::kubectl::Kubectl;
+use crate::loopback::free_port;
 use crate::tools::go::{KUBE_APISERVER, KUBECTL};
 use crate::workspace;
 
 /// A token of group system:masters, for a server that listens on the loopback interface only.
 pub(super) const ADMIN_TOKEN: &str = "the-tests-own-admin";
+/// A token of a user that has the rights of the checks and of the pods that look at GPUs.
+pub(super) const CHECKS_TOKEN: &str = "the-tests-own-checks";
+pub(super) const CHECKS_USER: &str = "checks";
 /// A cold start of both takes ten seconds on two busy cores.
 const START_DEADLINE: Duration = Duration::from_secs(90);
 
 #[derive(Debug)]
 pub(super) struct Server {
     folder: PathBuf,
-    url: String,
+    certificates: Certificates,
+    port: u16,
     kubectl: PathBuf,
     processes: Vec<Child>,
     keep: bool,
@@ -34,7 +40,8 @@ impl Server {
         std::fs::create_dir_all(&folder)?;
         let [client, peer, secure] = [free_port()?, free_port()?, free_port()?];
         let mut server = Server {
-            url: format!("https://127.0.0.1:{secure}"),
+            certificates: Certificates::make(folder.join("certificates"))?,
+            port: secure,
             folder,
             kubectl,
             processes: Vec::new(),
@@ -68,27 +75,34 @@ impl Server {
 
     fn start_api_server(&mut self, program: &Path, etcd: u16, port: u16) -> anyhow::Result<()> {
         let key = self.folder.join("service-accounts.key");
-        let made = Command::new("openssl")
-            .args(["genrsa", "-out"])
-            .arg(&key)
-            .arg("2048")
-            .output();
-        if !made.context("openssl does not start")?.status.success() {
-            bail!("openssl made no key");
-        }
+        certificates::make_key(&key)?;
         let tokens = self.folder.join("tokens.csv");
         std::fs::write(
             &tokens,
-            format!("{ADMIN_TOKEN},admin,admin,system:masters\n"),
+            format!(
+                "{ADMIN_TOKEN},admin,admin,system:masters\n{CHECKS_TOKEN},{CHECKS_USER},{CHECKS_USER}\n"
+            ),
         )?;
+        let shown = |name: &str, kind: &str| {
+            let path = match kind {
+                "crt" => self.certificates.certificate(name),
+                _ => self.certificates.key(name),
+            };
+            path.display().to_string()
+        };
         let mut command = Command::new(program);
         command
             .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
             .arg(format!("--secure-port={port}"))
+            .arg(format!("--tls-cert-file={}", shown(SERVER, "crt")))
+            .arg(format!("--tls-private-key-file={}", shown(SERVER, "key")))
+            // Whoever asks for this name is shown a certificate that has expired.
             .arg(format!(
-                "--cert-dir={}",
-                self.folder.join("certificates").display()
+                "--tls-sni-cert-key={},{}:localhost",
+                shown(EXPIRED_SERVER, "crt"),
+                shown(EXPIRED_SERVER, "key")
             ))
+            .arg(format!("--client-ca-file={}", shown(AUTHORITY, "crt")))
             .arg(format!("--token-auth-file={}", tokens.display()))
             .arg(format!("--service-account-key-file={}", key.display()))
             .arg(format!(
@@ -139,33 +153,74 @@ impl Server {
         }
     }
 
-    fn certificate(&self) -> PathBuf {
-        self.folder.join("certificates/apiserver.crt")
+    pub(super) fn certificates(&self) -> &Certificates {
+        &self.certificates
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     pub(super) fn kubectl(&self, token: &str) -> Kubectl {
+        let authority = self.certificates.certificate(AUTHORITY);
         let options = vec![
-            format!("--server={}", self.url),
-            format!("--certificate-authority={}", self.certificate().display()),
+            format!("--server={}", self.url()),
+            format!("--certificate-authority={}", authority.display()),
             format!("--token={token}"),
             "--kubeconfig=/dev/null".to_owned(),
         ];
         Kubectl::with(self.kubectl.clone(), options)
     }
 
-    /// A kubeconfig with this token.
-    pub(super) fn kubeconfig(&self, token: &str) -> anyhow::Result<PathBuf> {
-        let path = self.folder.join("kubeconfig");
-        let config = serde_json::json!({
+    /// The folder of the pinned kubectl, for a `PATH`.
+    pub(super) fn kubectl_folder(&self) -> &Path {
+        self.kubectl.parent().unwrap_or(Path::new("."))
+    }
+
+    fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// A kubeconfig of this name; `user` is its section of the user.
+    pub(super) fn kubeconfig(&self, name: &str, user: &Value) -> anyhow::Result<PathBuf> {
+        let cluster = json!({
+            "server": self.url(),
+            "certificate-authority": self.certificates.certificate(AUTHORITY),
+        });
+        self.kubeconfig_of(name, &cluster, user)
+    }
+
+    /// The same, where the server is asked by the name for which its certificate has expired.
+    pub(super) fn kubeconfig_expired(&self, name: &str, user: &Value) -> anyhow::Result<PathBuf> {
+        let cluster = json!({
+            "server": format!("https://localhost:{}", self.port),
+            "certificate-authority": self.certificates.certificate(AUTHORITY),
+        });
+        self.kubeconfig_of(name, &cluster, user)
+    }
+
+    /// The same, trusting an authority that has not signed the server's certificate.
+    pub(super) fn kubeconfig_distrusting(
+        &self,
+        name: &str,
+        user: &Value,
+    ) -> anyhow::Result<PathBuf> {
+        let cluster = json!({
+            "server": self.url(),
+            "certificate-authority": self.certificates.certificate(OTHER_AUTHORITY),
+        });
+        self.kubeconfig_of(name, &cluster, user)
+    }
+
+    fn kubeconfig_of(&self, name: &str, cluster: &Value, user: &Value) -> anyhow::Result<PathBuf> {
+        let path = self.folder.join(format!("{name}.kubeconfig"));
+        let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "e2e",
             "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
-            "clusters": [{"name": "e2e", "cluster": {
-                "server": self.url,
-                "certificate-authority": self.certificate(),
-            }}],
-            "users": [{"name": "e2e", "user": {"token": token}}],
+            "clusters": [{"name": "e2e", "cluster": cluster}],
+            "users": [{"name": "e2e", "user": user}],
         });
         std::fs::write(&path, config.to_string())?;
         Ok(path)
@@ -195,9 +250,4 @@ impl Drop for Server {
             let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
-}
-
-/// A port that nothing listens on now.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
