@@ -1,10 +1,13 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
+mod api_server_tls;
 mod burn;
 mod burn_detection;
 mod burn_engines;
 mod burns;
+mod device_plugin;
 mod driver_faults;
+mod guides;
 mod healthy_nodes;
 mod kubernetes;
 mod node;

@@ -89,6 +89,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
         ),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify --sbom"),
+        step("validator-image", "cargo xtask validator-image check"),
         step("images", "cargo xtask images"),
         step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),

@@ -73,6 +73,35 @@ fn build_portable() -> anyhow::Result<PathBuf> {
         std::env::consts::ARCH,
         std::env::consts::OS
     );
+    zigbuild(&[
+        "--profile",
+        "portable",
+        "--locked",
+        "--package",
+        "validator",
+        "--bin",
+        "gpu-validator",
+    ])?;
+    Ok(workspace::target()
+        .join(TRIPLE)
+        .join("portable/gpu-validator"))
+}
+
+/// The simulator's programs and library for machines with any glibc from [`OLDEST_GLIBC`] on; the folder that they lie in.
+pub(crate) fn build_portable_simulator() -> anyhow::Result<PathBuf> {
+    zigbuild(&[
+        "--release",
+        "--locked",
+        "--package",
+        "simulator",
+        "--lib",
+        "--bin",
+        "simulate-node",
+    ])?;
+    Ok(workspace::target().join(TRIPLE).join("release"))
+}
+
+fn zigbuild(arguments: &[&str]) -> anyhow::Result<()> {
     let bin = tools::ZIGBUILD.install()?;
     let shell = workspace::shell()?;
     let cargo = workspace::cargo();
@@ -83,7 +112,7 @@ fn build_portable() -> anyhow::Result<PathBuf> {
     let cargo_zigbuild = bin.join("cargo-zigbuild");
     cmd!(
         shell,
-        "{cargo_zigbuild} zigbuild --profile portable --locked --package validator --bin gpu-validator --target {target}"
+        "{cargo_zigbuild} zigbuild {arguments...} --target {target}"
     )
     .env("PATH", path)
     .env("CARGO", cargo)
@@ -91,10 +120,7 @@ fn build_portable() -> anyhow::Result<PathBuf> {
     .env_remove("CARGO_ENCODED_RUSTFLAGS")
     .quiet()
     .run()
-    .context("the portable build failed")?;
-    Ok(workspace::target()
-        .join(TRIPLE)
-        .join("portable/gpu-validator"))
+    .context("the portable build failed")
 }
 
 /// Keeps the builder's home folder out of the panic messages, so that two builders get the same bytes.

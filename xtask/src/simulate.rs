@@ -62,6 +62,11 @@ impl PreparedNode {
         command.arg("--sysroot").arg(&self.sysroot);
     }
 
+    /// What programs on the node need of the file system.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Makes any `command` that loads NVIDIA's libraries see the node's.
     pub(crate) fn apply_environment(&self, command: &mut Command) {
         command.envs(&self.environment);

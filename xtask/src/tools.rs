@@ -183,6 +183,14 @@ pub(crate) const AWS_CLI: PythonTools = PythonTools {
     source_packages: &[],
 };
 
+/// The user's own AWS CLI, else the pinned one.
+pub(crate) fn aws_cli() -> anyhow::Result<PathBuf> {
+    match workspace::in_path("aws") {
+        Some(program) => Ok(program),
+        None => Ok(AWS_CLI.install()?.join("aws")),
+    }
+}
+
 /// Policies for Terraform files and Kubernetes manifests; it pins versions of others, so it lives alone.
 pub(crate) const CHECKOV: PythonTools = PythonTools {
     name: "checkov",

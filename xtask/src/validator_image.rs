@@ -1,10 +1,12 @@
 //! `cargo xtask validator-image`: the container image of the validator (manifests/kubernetes/Dockerfile).
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use xshell::{Shell, cmd};
 
+use crate::simulate::Simulator;
 use crate::{debian_userland, dist, workspace};
 
 const DOCKERFILE: &str = "manifests/kubernetes/Dockerfile";
@@ -151,14 +153,81 @@ fn check(shell: &Shell, folder: &Path) -> anyhow::Result<()> {
         .run()
         .with_context(|| format!("{} does not start in the image", program[0]))?;
     }
+    let gated = gate_in_container(&container);
     cmd!(shell, "buildah rm {container}")
         .quiet()
         .ignore_stdout()
         .run()?;
+    gated?;
     cmd!(shell, "buildah rmi --force {LOCAL_IMAGE} {LOCAL_BASE}")
         .quiet()
         .ignore_stdout()
         .run()?;
-    println!("validator-image: buildah builds it, its programs start, and its user is no root");
+    println!(
+        "validator-image: buildah builds it, its programs start, its user is no root, and the gate judges a node from inside it"
+    );
     Ok(())
+}
+
+/// Runs a program in a container's root, as the image's user, with nothing to write to but `/tmp` and the simulated node,
+/// which is shared memory of its driver's processes. `$1` is the container, `$2` the node's folder.
+const IN_CONTAINER: &str = r#"set -eu
+root=$(buildah mount "$1") node=$2; shift 2
+chmod -R a+rwX "$node"
+mkdir -p "$root/proc" "$root/dev" "$root/tmp"
+mount --bind "$root" "$root"
+mount --rbind /proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+# After /tmp, which the node may lie in.
+mkdir -p "$root$node"
+mount --bind "$node" "$root$node"
+mount -o remount,bind,ro "$root"
+if touch "$root/written" 2>/dev/null; then echo 'the root can be written to' >&2; exit 99; fi
+exec chroot --userspec=65532:65532 "$root" "$@"
+"#;
+
+/// The gate in the image, on a healthy node and on one with ECC errors. It tells no cluster: `cargo xtask k8s e2e` does that.
+fn gate_in_container(container: &str) -> anyhow::Result<()> {
+    let simulator = Simulator::build()?;
+    for (faults, code, words) in [
+        (vec![], 0, "would be told GpuValidated=True"),
+        (
+            vec!["ecc-volatile-uncorrectable".to_owned()],
+            1,
+            "would be told GpuValidated=False",
+        ),
+    ] {
+        let node = simulator.prepare("h200x1", &faults, &[])?;
+        let mut command = in_namespace();
+        command.args(["--mount", "sh", "-c", IN_CONTAINER, "sh", container]);
+        command.arg(node.folder());
+        command.args(["/usr/local/bin/gpu-validator", "kubernetes", "gate"]);
+        command.args(["--dry-run", "--allow-simulated", "--node-name=node"]);
+        command.arg("--json=/tmp/report.json");
+        workspace::without_cargos_library_path(&mut command);
+        node.apply(&mut command);
+        let output = command.output().context("unshare does not start")?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        ensure!(
+            output.status.code() == Some(code) && said.contains(words),
+            "the gate in the image ended with {}, expected {code} and `{words}`:\n{said}",
+            output.status
+        );
+    }
+    Ok(())
+}
+
+/// Whoever is not root is root in a namespace of buildah's, which is where containers can be mounted.
+fn in_namespace() -> Command {
+    if rustix::process::geteuid().is_root() {
+        return Command::new("unshare");
+    }
+    let mut command = Command::new("buildah");
+    command.args(["unshare", "unshare"]);
+    command
 }

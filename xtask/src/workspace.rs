@@ -31,11 +31,37 @@ pub(crate) fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
+/// The validator's debug build, brought up to date first.
+///
+/// It is built with the features of the whole workspace, as `cargo test --workspace` builds it: with those of the package
+/// alone, thirty crates and the validator itself would be compiled once more.
+pub(crate) fn debug_validator(shell: &xshell::Shell) -> anyhow::Result<PathBuf> {
+    let cargo = cargo();
+    xshell::cmd!(
+        shell,
+        "{cargo} build --quiet --workspace --bin gpu-validator"
+    )
+    .quiet()
+    .run()?;
+    Ok(target().join("debug/gpu-validator"))
+}
+
 /// A shell whose working folder is the root of the checkout.
 pub(crate) fn shell() -> anyhow::Result<xshell::Shell> {
     let shell = xshell::Shell::new()?;
     shell.change_dir(root());
     Ok(shell)
+}
+
+/// Where `PATH` has a program that may be run.
+pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|candidate| {
+            candidate.is_file()
+                && rustix::fs::access(candidate, rustix::fs::Access::EXEC_OK).is_ok()
+        })
 }
 
 /// Takes out of `LD_LIBRARY_PATH` what `cargo run` put in front of it to start this task.
@@ -66,6 +92,14 @@ fn users_part(path: &OsStr, target: &Path) -> Option<OsString> {
 mod tests {
     use std::ffi::OsStr;
     use std::path::Path;
+
+    #[test]
+    fn programs_are_found_and_folders_are_none() {
+        assert!(super::in_path("sh").is_some());
+        assert_eq!(super::in_path("no-such-program"), None);
+        // The folder itself, which may be entered and not run.
+        assert_eq!(super::in_path(""), None);
+    }
 
     #[test]
     fn only_the_users_library_path_is_passed_on() {
