@@ -476,6 +476,7 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
             ran.stdout
         );
         assert_eq!(verified(&node, &ran.report), expected, "{visible}");
+        assert_eq!(checked(&node, &ran.report), expected, "{visible}");
     }
     for (visible, says) in [
         ("nonsense", "`nonsense` names no GPU of this machine"),
@@ -502,12 +503,51 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
     }
 }
 
-/// Numbers of the GPUs that did more than the check kernel since.
+/// Numbers of the GPUs that did anything since, and be it the check kernel.
 fn worked(node: &Node, before: &[u64]) -> Vec<usize> {
     let launches = launches(node);
     let gpus = 0..launches.len();
-    gpus.filter(|gpu| launches[*gpu] > before[*gpu] + 10)
-        .collect()
+    gpus.filter(|gpu| launches[*gpu] > before[*gpu]).collect()
+}
+
+/// Numbers of the GPUs on which the check kernel passed; it is skipped on the others.
+fn checked(node: &Node, report: &Report) -> Vec<usize> {
+    let verdict = |uuid: &String| {
+        let of_gpu = |it: &&Value| it["subject"]["gpu"]["uuid"] == **uuid;
+        let finding = report.of_check("cuda_kernel").find(of_gpu);
+        finding.expect("a finding of each GPU")["verdict"].clone()
+    };
+    let verdicts: Vec<Value> = uuids(node).iter().map(verdict).collect();
+    assert!(verdicts.iter().all(|it| it == "pass" || it == "skip"));
+    let gpus = 0..verdicts.len();
+    gpus.filter(|gpu| verdicts[*gpu] == "pass").collect()
+}
+
+/// Whether a GPU is named, by its whole UUID: then nothing can hide it, and its worker need not wait for CUDA's list.
+#[test]
+fn a_gpu_that_is_named_by_its_uuid_gets_ready_early() {
+    let node = Node::healthy(NODE);
+    let all = uuids(&node);
+    let context_and_go = |command: &mut Command, gpu: usize| {
+        let ran = node.finish(command);
+        assert_eq!(verified(&node, &ran.report), [gpu], "{}", ran.stdout);
+        assert_eq!(checked(&node, &ran.report), [gpu]);
+        let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+        let startup = &facts["load"]["burn"][&all[gpu]]["value"]["startup"];
+        let of = |name: &str| startup[name].as_f64().expect("a time");
+        (of("context_ms"), of("go_ms"))
+    };
+    let short = ["--duration", "0.5s"];
+    let mut by_variable = command(&node, &short);
+    let (context, go) = context_and_go(by_variable.env("CUDA_VISIBLE_DEVICES", &all[1]), 1);
+    assert!(context < go, "{context} {go}");
+    // Hidden, and named all the same.
+    let mut named = command(&node, &short);
+    named
+        .args(["--gpu", &all[2]])
+        .env("CUDA_VISIBLE_DEVICES", "0");
+    let (context, go) = context_and_go(&mut named, 2);
+    assert!(context < go, "{context} {go}");
 }
 
 fn launches(node: &Node) -> Vec<u64> {

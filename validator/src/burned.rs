@@ -16,21 +16,21 @@ pub(crate) fn run_of<'f>(
     profile: &Profile,
 ) -> Result<&'f BurnRun, Outcome> {
     let burned = &facts.load.burn;
-    let among = match &facts.load.burn_plan {
+    match &facts.load.burn_plan {
         Some(BurnPlan::Off(reason)) => return Err(Outcome::skip(format!("no burn: {reason}"))),
-        Some(BurnPlan::On { gpus, .. }) => gpus.as_slice(),
-        None if !burned.is_empty() => &[],
+        Some(BurnPlan::On { .. }) => {}
+        None if !burned.is_empty() => {}
         None if facts.interrupted.is_some() => {
             let text = "the run was stopped before the burn";
             return Err(machine::reported_by("run_complete", text, profile));
         }
         // Facts of a version that did not burn.
         None => return Err(Outcome::skip("no burn was asked for")),
-    };
+    }
     let uuid = gpu.uuid.required("UUID of the GPU")?;
     let run = match burned.get(uuid) {
         Some(Reading::Value(run)) => run,
-        None if !among.is_empty() && !among.contains(uuid) => {
+        None if leaves_out(uuid, facts) => {
             return Err(Outcome::skip("no burn of this GPU was asked for"));
         }
         missing => {
@@ -49,6 +49,14 @@ pub(crate) fn run_of<'f>(
         );
     }
     Ok(run)
+}
+
+/// Whether a burn of other GPUs was asked for.
+pub(crate) fn leaves_out(uuid: &str, facts: &Facts) -> bool {
+    let Some(BurnPlan::On { gpus, .. }) = &facts.load.burn_plan else {
+        return false;
+    };
+    !gpus.is_empty() && !gpus.iter().any(|it| it == uuid)
 }
 
 /// Nothing is burned where no kernel runs; one fault is one finding.

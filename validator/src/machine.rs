@@ -64,6 +64,23 @@ pub(crate) fn cuda_initialised(facts: &Facts) -> bool {
     facts.cuda.init.value().is_some_and(|init| init.code == 0)
 }
 
+/// Whether `CUDA_VISIBLE_DEVICES` is set: to a list, or to nothing, which hides every GPU.
+pub(crate) fn cuda_visible_devices_is_set(facts: &Facts) -> bool {
+    let environment = facts.host.environment.value();
+    environment.is_some_and(|it| it.contains_key("CUDA_VISIBLE_DEVICES"))
+}
+
+/// Whether `CUDA_VISIBLE_DEVICES` leaves neither this GPU nor a MIG device of it, as CUDA itself says.
+pub(crate) fn is_hidden(gpu: &GpuFacts, facts: &Facts) -> bool {
+    let offered = facts.cuda.devices.value();
+    let Some(offered) = offered.filter(|_| cuda_visible_devices_is_set(facts)) else {
+        return false;
+    };
+    let mig_devices = gpu.mig_devices.value().into_iter().flatten();
+    let mut uuids = mig_devices.map(|it| &it.uuid).chain(gpu.uuid.value());
+    !uuids.any(|uuid| offered.iter().any(|it| it.uuid == *uuid))
+}
+
 /// The kernel modules of a machine on which `nvidia` is loaded.
 pub(crate) fn loaded_driver<'a>(
     facts: &'a Facts,

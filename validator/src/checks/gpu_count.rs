@@ -327,18 +327,13 @@ fn cuda_is_not_comparable(facts: &Facts) -> Option<&'static str> {
     if facts.cuda.first_gpu_only {
         return Some("level quick starts it on one GPU");
     }
-    let variable_is_set = facts
-        .host
-        .environment
-        .value()
-        .is_some_and(|it| it.contains_key("CUDA_VISIBLE_DEVICES"));
     let mig_is_on = facts
         .gpus
         .iter()
         .any(|gpu| gpu.mig.value().is_some_and(|mig| mig.current));
     if facts.cuda.init.value().is_none_or(|init| init.code != 0) {
         Some("cuda_driver_library reports why")
-    } else if variable_is_set {
+    } else if machine::cuda_visible_devices_is_set(facts) {
         Some("CUDA_VISIBLE_DEVICES is set, see cuda_visible_devices")
     } else if mig_is_on {
         Some("MIG is on")

@@ -18,6 +18,7 @@ use crate::facts::{
     BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorSample, WorkerEnd,
 };
 use crate::kernel_log::{KernelEvent, events};
+use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
 
 /// What is asked of a burn.
@@ -291,26 +292,20 @@ fn worker_of(
     BurnProcess::start(&task, probe, (uuid, gpu), interrupt, &standby.state)
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: burning what is hidden on purpose would disturb
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is hidden on purpose would disturb
 /// its owner. `Ok(None)` where nothing is hidden.
 pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String> {
-    let hides_some = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-    let Some(visible) = facts.cuda.devices.value().filter(|_| hides_some) else {
+    let (hidden, visible): (Vec<&GpuFacts>, Vec<&GpuFacts>) =
+        facts.gpus.iter().partition(|gpu| is_hidden(gpu, facts));
+    if hidden.is_empty() {
         return Ok(None);
-    };
-    let of_gpus = facts.gpus.iter().filter(|gpu| {
-        let mig = gpu.mig_devices.value().into_iter().flatten();
-        let mut uuids = mig.map(|it| &it.uuid).chain(gpu.uuid.value());
-        uuids.any(|uuid| visible.iter().any(|it| it.uuid == *uuid))
-    });
-    let uuids: Vec<String> = of_gpus
-        .filter_map(|gpu| gpu.uuid.value().cloned())
-        .collect();
+    }
     // No names mean every GPU to a burn.
-    if uuids.is_empty() {
+    if visible.is_empty() {
         return Err("CUDA_VISIBLE_DEVICES leaves no GPU to burn".to_owned());
     }
-    Ok(Some(uuids))
+    let uuids = visible.iter().filter_map(|gpu| gpu.uuid.value().cloned());
+    Ok(Some(uuids.collect()))
 }
 
 pub(super) fn random_seed() -> u64 {

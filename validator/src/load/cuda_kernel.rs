@@ -16,6 +16,7 @@ use super::driver::{
 };
 use super::standby::Standby;
 use crate::facts::{ComputeMode, Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
+use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, Told, listen};
 use crate::worker::process::{WorkerProcess, worker_program};
@@ -30,7 +31,9 @@ const EXAMPLES_MAXIMUM: usize = 8;
 /// GPUs at a time; more processes than this compete for the host's memory bandwidth and locks.
 const WORKERS_MAXIMUM: usize = 16;
 
-/// Runs the kernel on every GPU of `facts`, and says for each that it could not why. What stands by for a burn runs it itself.
+/// Runs the kernel on every GPU of `facts` that may be worked, and says for each that it could not why. What stands by for a
+/// burn runs it itself. GPUs that `CUDA_VISIBLE_DEVICES` hides, and those that a burn of others was not asked for, are left
+/// alone: they have no entry.
 pub(crate) fn run_on_all_gpus(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -38,9 +41,14 @@ pub(crate) fn run_on_all_gpus(
     facts: &Facts,
 ) -> BTreeMap<String, Reading<KernelRun>> {
     let mut runs = BTreeMap::new();
+    let may_be_worked = |gpu: &GpuFacts| {
+        let is_hidden = || is_hidden(gpu, facts);
+        standby.map_or_else(|| !is_hidden(), |it| it.is_for(gpu, is_hidden))
+    };
     let gpus: Vec<(&GpuFacts, &String)> = facts
         .gpus
         .iter()
+        .filter(|gpu| may_be_worked(gpu))
         .filter_map(|gpu| Some((gpu, gpu.uuid.value()?)))
         .collect();
     if let Some(reason) = cuda_does_not_work(facts) {

@@ -51,17 +51,25 @@ impl Standby {
         }
     }
 
+    /// Whether the burn is to work this GPU: one that was named, or else one that is not hidden.
+    pub(super) fn is_for(&self, gpu: &GpuFacts, is_hidden: impl FnOnce() -> bool) -> bool {
+        let names = &self.options.gpus;
+        names.iter().any(|name| is_named(gpu, name)) || (names.is_empty() && !is_hidden())
+    }
+
     /// Has a worker for this GPU get ready, where it is certain that the GPU is to be burned.
     pub(crate) fn prepare(&self, gpu: &GpuFacts, probe: &ProbeOptions, interrupt: &Interrupt) {
         let Some(uuid) = gpu.uuid.value() else { return };
-        let names = &self.options.gpus;
-        let is_wanted = names.is_empty() || names.iter().any(|name| is_named(gpu, name));
-        // What the variable leaves is known when CUDA has answered.
-        let may_be_hidden = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
         let is_taken = gpu.lost.is_some() || is_in_use(gpu, &self.options);
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let may_be_hidden = || match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) => !is_certainly_left(uuid, &list, |it| workers.contains_key(it)),
+            Err(std::env::VarError::NotPresent) => false,
+            Err(std::env::VarError::NotUnicode(_)) => true,
+        };
         let full = workers.len() >= WORKERS_MAXIMUM || workers.contains_key(uuid);
-        if !is_wanted || may_be_hidden || is_taken || full || interrupt.signal().is_some() {
+        let stopped = interrupt.signal().is_some();
+        if !self.is_for(gpu, may_be_hidden) || is_taken || full || stopped {
             return;
         }
         let Ok(task) = task_for(&self.options, (uuid, gpu), self.seed, true) else {
@@ -128,8 +136,39 @@ impl Standby {
     }
 }
 
+/// Whether a `CUDA_VISIBLE_DEVICES` leaves this GPU, before CUDA has said so: it names it by its whole UUID, behind nothing
+/// but UUIDs of this machine. What names nothing would end the list, and the order of numbers is CUDA's own.
+fn is_certainly_left(uuid: &str, list: &str, is_known: impl Fn(&str) -> bool) -> bool {
+    let mut before = list.split(',').take_while(|it| *it != uuid);
+    list.split(',').any(|it| it == uuid) && before.all(is_known)
+}
+
 impl Drop for Standby {
     fn drop(&mut self) {
         self.dismiss();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_ready_early_only_where_nothing_can_hide_it() {
+        let known = |it: &str| it == "GPU-a";
+        for (list, expected) in [
+            ("GPU-b", true),
+            ("GPU-a,GPU-b", true),
+            ("GPU-b,nonsense", true),
+            // Another GPU, a number, a beginning, and what may end the list.
+            ("GPU-a", false),
+            ("1", false),
+            ("GPU-", false),
+            ("", false),
+            ("nonsense,GPU-b", false),
+            ("GPU-a,GPU-c,GPU-b", false),
+        ] {
+            assert_eq!(is_certainly_left("GPU-b", list, known), expected, "{list}");
+        }
     }
 }
