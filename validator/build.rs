@@ -4,31 +4,35 @@
 use std::process::Command;
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let version = env!("CARGO_PKG_VERSION");
+    let built_from = built_from().map_or_else(String::new, |it| format!(" ({it})"));
+    println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={version}{built_from}");
+    kubelet_clients();
+    check_documentation();
+}
+
+/// The commit. A debug build is nobody's to run on a node, and would be made anew for every commit.
+fn built_from() -> Option<String> {
     println!("cargo::rerun-if-env-changed=GPU_VALIDATOR_COMMIT");
+    if std::env::var("PROFILE").is_ok_and(|it| it == "debug") {
+        return Some("debug build".to_owned());
+    }
     // A package built from a source archive has no git; whoever builds it may say the commit.
-    let commit = std::env::var("GPU_VALIDATOR_COMMIT")
-        .ok()
-        .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
-    if let Some(log) = git(&[
+    if let Ok(commit) = std::env::var("GPU_VALIDATOR_COMMIT") {
+        return Some(commit);
+    }
+    let log = git(&[
         "rev-parse",
         "--path-format=absolute",
         "--git-path",
         "logs/HEAD",
-    ]) {
-        // A file that does not exist would make every build a changed one.
-        if std::path::Path::new(&log).exists() {
-            println!("cargo::rerun-if-changed={log}");
-        }
+    ]);
+    // A file that does not exist would make every build a changed one.
+    if let Some(log) = log.filter(|it| std::path::Path::new(it).exists()) {
+        println!("cargo::rerun-if-changed={log}");
     }
-    println!("cargo::rerun-if-changed=build.rs");
-    let version = env!("CARGO_PKG_VERSION");
-    let long = commit.map_or_else(
-        || version.to_owned(),
-        |commit| format!("{version} ({commit})"),
-    );
-    println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={long}");
-    kubelet_clients();
-    check_documentation();
+    git(&["rev-parse", "--short=12", "HEAD"])
 }
 
 /// Copies the `//!` lines of each check's file to where `checks/mod.rs` embeds them from.

@@ -5,8 +5,9 @@
 //! fuzzed code is safe Rust.
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use xshell::{Shell, cmd};
 
 use crate::workspace;
@@ -29,7 +30,7 @@ const SLOWEST_INPUT_S: u32 = 10;
 pub(crate) struct Arguments {
     /// Only this target
     target: Option<String>,
-    /// How long to run, shared evenly among the targets
+    /// How long to run, shared evenly among the targets, of which there are as many at once as the machine has cores
     #[arg(long, default_value_t = 60)]
     seconds: u32,
     /// Try so many inputs of each target instead, the same ones every time: what CI does, whose answer must not depend on
@@ -53,11 +54,40 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         targets.retain(|target| target == wanted);
     }
     build(&shell)?;
-    let share = (arguments.seconds / u32::try_from(targets.len())?).max(1);
-    for target in &targets {
-        fuzz(&shell, target, share, arguments.inputs)?;
-    }
-    Ok(())
+    let at_once = std::thread::available_parallelism()?
+        .get()
+        .min(targets.len());
+    let share = arguments.seconds * u32::try_from(at_once)? / u32::try_from(targets.len())?;
+    let left = Mutex::new(targets);
+    // Each takes the next target, until none is left or one failed.
+    let fuzz_some = || -> anyhow::Result<()> {
+        let shell = workspace::shell()?;
+        while let Some(target) = next(&left) {
+            let fuzzed = fuzz(&shell, &target, share.max(1), arguments.inputs);
+            if fuzzed.is_err() {
+                locked(&left).clear();
+            }
+            fuzzed?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(fuzz_some)).collect();
+        let panicked = |_| Err(anyhow!("a thread that fuzzes panicked"));
+        let results = threads
+            .into_iter()
+            .map(|it| it.join().unwrap_or_else(panicked));
+        // All are waited for before any error is told.
+        results.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+fn locked(targets: &Mutex<Vec<String>>) -> MutexGuard<'_, Vec<String>> {
+    targets.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn next(targets: &Mutex<Vec<String>>) -> Option<String> {
+    locked(targets).pop()
 }
 
 fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
