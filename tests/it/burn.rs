@@ -434,7 +434,8 @@ fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
     let ran = burn(&node, &["--duration", "1s"]);
     assert_eq!(ran.code, 4, "{}", ran.stdout);
     assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
-    assert!(!worked(&node, &[0; 4]).contains(&2));
+    // The check kernel takes next to nothing, and tells a GPU that is busy from one that is broken.
+    assert!(launches(&node)[2] < 10);
     let summary = summary(&node, &ran.report, "gemm_numerics", 2);
     assert_eq!(
         summary,

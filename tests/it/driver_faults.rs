@@ -99,6 +99,14 @@ fn a_missing_symbol_costs_the_readings_that_need_it_and_no_other() {
 }
 
 #[test]
+fn an_nvml_that_answers_one_field_too_many_writes_over_nothing() {
+    let node = Node::with("h200x8", &[], &["nvml.answers_one_field_too_many=true"]);
+    let ran = node.run(&["--level", "quick"]);
+    assert_eq!(ran.report.not_green(), set(&[]));
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+}
+
+#[test]
 fn nvml_without_its_first_functions_is_not_judged() {
     for symbol in [
         "nvmlInit_v2",

@@ -93,6 +93,11 @@ pub struct LibraryBehaviour {
     /// Time that every call takes on top, to stand for a slow driver.
     #[serde(default)]
     pub delay_us: u64,
+    /// Whether `nvmlDeviceGetFieldValues` also answers the entry behind the last one, unless it has failed already. It ends the
+    /// process with SIGABRT instead of writing there.
+    // Source: libnvidia-ml 580.159.04.
+    #[serde(default)]
+    pub answers_one_field_too_many: bool,
 }
 
 fn present() -> bool {
@@ -109,6 +114,7 @@ impl Default for LibraryBehaviour {
             returns: BTreeMap::new(),
             missing_symbols: Vec::new(),
             delay_us: 0,
+            answers_one_field_too_many: false,
         }
     }
 }

@@ -639,15 +639,18 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
                 continue;
             }
             // SAFETY: every bit pattern is valid for this plain struct.
-            let mut value: sys::nvmlFieldValue_t = unsafe { std::mem::zeroed() };
+            let mut values: [sys::nvmlFieldValue_t; 2] = unsafe { std::mem::zeroed() };
+            let [value, behind] = &mut values;
             value.fieldId = field;
             value.scopeId = scope;
-            // SAFETY: fills one field value that lives through the call.
-            let code = unsafe { function(handle, 1, &raw mut value) };
+            // Drivers answer the entry behind the last one, too, unless it has failed already (580.159).
+            behind.nvmlReturn = sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN;
+            // SAFETY: fills one field value, and may look at the one behind it; both live through the call.
+            let code = unsafe { function(handle, 1, values.as_mut_ptr()) };
             let shown = if code != 0 {
                 json!({ "error": code })
             } else {
-                outcome(value.nvmlReturn, field_value(&value))
+                outcome(values[0].nvmlReturn, field_value(&values[0]))
             };
             let name = match scope {
                 0 => format!("Field[{field}]"),

@@ -523,6 +523,11 @@ nvml! {
             };
             place.set(entry)?;
         }
+        if call.scenario.nvml.answers_one_field_too_many
+            && values.element(count).get()?.nvmlReturn == sys::nvmlReturn_enum_NVML_SUCCESS
+        {
+            std::process::abort();
+        }
         Ok(())
     }
 }

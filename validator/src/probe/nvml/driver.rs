@@ -34,6 +34,7 @@ pub(super) const ERROR_GPU_IS_LOST: u32 = 15;
 pub(super) const ERROR_RESET_REQUIRED: u32 = 16;
 pub(super) const ERROR_VGPU_ECC_NOT_SUPPORTED: u32 = 22;
 pub(super) const ERROR_ARGUMENT_VERSION_MISMATCH: u32 = 25;
+const ERROR_UNKNOWN: u32 = 999;
 
 /// `NVML_STRUCT_VERSION`: the size of a versioned struct and its version in one number.
 #[expect(
@@ -652,23 +653,12 @@ impl Device<'_> {
     pub(super) fn field_values(&self, fields: &[(u32, u32)]) -> Called<Vec<FieldValue>> {
         self.calls.make("nvmlDeviceGetFieldValues", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetFieldValues)?;
-            let mut values: Vec<nvmlFieldValue_st> = fields
-                .iter()
-                .map(|&(field, scope)| nvmlFieldValue_st {
-                    fieldId: field,
-                    scopeId: scope,
-                    timestamp: 0,
-                    latencyUsec: 0,
-                    // Drivers do not write the return code of some NVLink fields that they do answer (580.159 on H200),
-                    // but always the type: an entry that was left alone keeps a type that does not exist.
-                    valueType: u32::MAX,
-                    nvmlReturn: 0,
-                    value: nvmlValue_st { ullVal: 0 },
-                })
-                .collect();
+            let mut values: Vec<nvmlFieldValue_st> = fields.iter().map(asked_field).collect();
             let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
-            // SAFETY: the handle is NVML's own, and `values` holds `count` entries.
+            values.push(BEHIND_THE_LAST);
+            // SAFETY: the handle is NVML's own, and `values` holds `count` entries and the one behind them.
             checked(unsafe { function(self.handle, count, values.as_mut_ptr()) })?;
+            values.truncate(fields.len());
             Ok(values.iter().map(field_value).collect())
         })
     }
@@ -765,6 +755,34 @@ fn process(info: &impl ProcessInfo) -> (u32, Option<u64>) {
     let (pid, memory) = info.pid_and_memory();
     (pid, (memory != u64::MAX).then_some(memory))
 }
+
+fn asked_field(&(field, scope): &(u32, u32)) -> nvmlFieldValue_st {
+    nvmlFieldValue_st {
+        fieldId: field,
+        scopeId: scope,
+        timestamp: 0,
+        latencyUsec: 0,
+        // Drivers do not write the return code of some NVLink fields that they do answer (580.159 on H200),
+        // but always the type: an entry that was left alone keeps a type that does not exist.
+        valueType: u32::MAX,
+        nvmlReturn: 0,
+        value: nvmlValue_st { ullVal: 0 },
+    }
+}
+
+/// NVML looks at the entry behind the last one, too, and answers it unless it has failed already: into memory that is not its
+/// own, which took the process down on four H100s.
+// Source: seen with libnvidia-ml 580.159.04, every allocation of the process before a guard page; in its code, the loop over
+// fields of NVLinks ends one entry late.
+const BEHIND_THE_LAST: nvmlFieldValue_st = nvmlFieldValue_st {
+    fieldId: 0,
+    scopeId: 0,
+    timestamp: 0,
+    latencyUsec: 0,
+    valueType: u32::MAX,
+    nvmlReturn: ERROR_UNKNOWN,
+    value: nvmlValue_st { ullVal: 0 },
+};
 
 fn field_value(value: &nvmlFieldValue_st) -> FieldValue {
     number_of(value).map_err(|cause| Failure {
