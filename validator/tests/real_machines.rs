@@ -86,6 +86,11 @@ fn four_burned_h200s() {
 }
 
 #[test]
+fn four_burned_h100s() {
+    holds_to_the_verdicts("h100x4", 4);
+}
+
+#[test]
 fn eight_h200s() {
     holds_to_the_verdicts("h200x8", 8);
 }
@@ -103,5 +108,5 @@ fn every_file_of_facts_has_its_verdicts() {
             );
         }
     }
-    assert_eq!(machines, 3);
+    assert_eq!(machines, 4);
 }
