@@ -653,7 +653,8 @@ impl Device<'_> {
     pub(super) fn field_values(&self, fields: &[(u32, u32)]) -> Called<Vec<FieldValue>> {
         self.calls.make("nvmlDeviceGetFieldValues", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetFieldValues)?;
-            let mut values: Vec<nvmlFieldValue_st> = fields.iter().map(asked_field).collect();
+            let mut values: Vec<nvmlFieldValue_st> =
+                fields.iter().copied().map(asked_field).collect();
             let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
             values.push(BEHIND_THE_LAST);
             // SAFETY: the handle is NVML's own, and `values` holds `count` entries and the one behind them.
@@ -756,7 +757,7 @@ fn process(info: &impl ProcessInfo) -> (u32, Option<u64>) {
     (pid, (memory != u64::MAX).then_some(memory))
 }
 
-fn asked_field(&(field, scope): &(u32, u32)) -> nvmlFieldValue_st {
+fn asked_field((field, scope): (u32, u32)) -> nvmlFieldValue_st {
     nvmlFieldValue_st {
         fieldId: field,
         scopeId: scope,
