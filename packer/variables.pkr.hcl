@@ -135,18 +135,33 @@ variable "validator_folder" {
   type        = string
   description = "Folder with gpu-validator and gpu-validator.1, as `cargo xtask dist` leaves it; relative to where packer is started."
   default     = "target/dist"
+
+  validation {
+    condition     = trimspace(var.validator_folder) != ""
+    error_message = "The validator_folder must name a folder."
+  }
 }
 
 variable "validator_version" {
   type        = string
   description = "Version of that gpu-validator, for the image's tags; `cargo xtask ami` asks the binary."
   default     = "unknown"
+
+  validation {
+    condition     = var.validator_version == "unknown" || can(regex("^[0-9]+[.][0-9]+[.][0-9]+[0-9A-Za-z.+-]{0,48}$", var.validator_version))
+    error_message = "The validator_version must be a version, such as 0.1.0, or unknown."
+  }
 }
 
 variable "report_folder" {
   type        = string
   description = "Folder on this machine for the validation's reports and the manifest; relative to where packer is started."
   default     = "target/ami/reports"
+
+  validation {
+    condition     = trimspace(var.report_folder) != ""
+    error_message = "The report_folder must name a folder."
+  }
 }
 
 variable "ami_name_prefix" {
@@ -208,6 +223,11 @@ variable "ssh_host" {
   type        = string
   description = "Where the build instance's ssh is reached when not at its own address, such as the near end of a tunnel."
   default     = ""
+
+  validation {
+    condition     = can(regex("^[0-9A-Za-z.:_-]*$", var.ssh_host))
+    error_message = "The ssh_host must be a host's name or address, or empty."
+  }
 }
 
 variable "ssh_port" {
@@ -225,4 +245,9 @@ variable "ssh_username" {
   type        = string
   description = "User of the source image that may connect and use sudo; empty takes the distribution's own."
   default     = ""
+
+  validation {
+    condition     = can(regex("^([a-z_][a-z0-9_-]{0,31})?$", var.ssh_username))
+    error_message = "The ssh_username must be a user's name, or empty."
+  }
 }

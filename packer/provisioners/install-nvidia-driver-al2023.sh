@@ -87,6 +87,8 @@ if [ -n "$CUDA_TOOLKIT_VERSION" ]; then
 fi
 
 # For people who look at a node. It is in Amazon's supplementary packages, and no node is worse without it.
-if ! { dnf --assumeyes install spal-release && dnf --assumeyes install nvtop; }; then
+if dnf --assumeyes install spal-release && dnf --assumeyes install nvtop; then
+  dnf versionlock add nvtop
+else
   echo "nvtop is not in the repositories of this release; the image goes without" >&2
 fi

@@ -79,7 +79,7 @@ if [ -n "$CUDA_TOOLKIT_VERSION" ]; then
 fi
 
 # Kernel, driver and toolkit stay as they were validated.
-held=$(dpkg-query --show --showformat='${db:Status-Abbrev} ${Package}\n' 'linux-image-*' 'linux-headers-*' 'linux-aws*' '*nvidia*' 'cuda-toolkit-*' 2>/dev/null |
+held=$(dpkg-query --show --showformat='${db:Status-Abbrev} ${Package}\n' 'linux-image-*' 'linux-headers-*' 'linux-aws*' '*nvidia*' 'cuda-toolkit-*' nvtop 2>/dev/null |
   awk '$1 == "ii" { print $2 }')
 if [ -z "$held" ]; then
   echo "no package of the driver is installed" >&2
