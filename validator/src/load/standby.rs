@@ -1,7 +1,7 @@
 //! Workers that get ready to burn while the rest of the machine is still looked at.
 //!
-//! A GPU's worker starts as soon as NVML has told everything of that GPU: no sooner, so that nothing that is read of it (its
-//! processes, memory, clocks) is the validator's own doing. It starts CUDA, makes its context, runs the check kernel, loads
+//! A GPU's worker starts as soon as NVML has told of that GPU what work would change (its processes, memory, clocks): no
+//! sooner, so that nothing that is read of it is the validator's own doing. It starts CUDA, makes its context, runs the check kernel, loads
 //! the burn's kernels, takes the memory, and stands by; the burn gives the word when everything else is known. One context
 //! serves both: the driver makes those of all GPUs one after another.
 

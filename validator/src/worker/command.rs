@@ -12,6 +12,9 @@ pub enum WorkerCommand {
         /// A call that is left out because it hung or crashed before, and what it did
         #[arg(long, value_name = "FUNCTION@GPU=REASON")]
         skip: Vec<String>,
+        /// NVML's number of a GPU that was read while nothing worked it, and may be at work by now
+        #[arg(long, value_name = "INDEX")]
+        at_rest: Vec<u32>,
         /// NVML's number of a GPU about which everything is known
         #[arg(long, value_name = "INDEX")]
         finished: Vec<u32>,
@@ -42,9 +45,14 @@ pub enum WorkerCommand {
 pub fn run(command: &WorkerCommand) -> ExitCode {
     super::die_with_parent();
     match command {
-        WorkerCommand::Nvml { skip, finished } => {
+        WorkerCommand::Nvml {
+            skip,
+            at_rest,
+            finished,
+        } => {
             NvmlWorker {
                 skipped: skip.clone(),
+                at_rest: at_rest.clone(),
                 finished: finished.clone(),
             }
             .run();

@@ -32,6 +32,8 @@ pub(super) struct Collected {
     /// Why a GPU's other readings are missing.
     gave_up: Vec<(u32, String)>,
     simulated: Option<String>,
+    /// GPUs that are at work by now, perhaps, and were read before.
+    pub(super) at_rest: BTreeSet<u32>,
     /// GPUs that are not to be asked again.
     pub(super) finished: BTreeSet<u32>,
     pub(super) skipped: Vec<SkippedCall>,
@@ -70,6 +72,9 @@ impl Collected {
                     self.trouble.push(reason.clone());
                 }
                 self.gave_up.push((index, reason));
+            }
+            Message::GpuAtRest { index } => {
+                self.at_rest.insert(index);
             }
             Message::GpuDone { index } => {
                 self.finished.insert(index);

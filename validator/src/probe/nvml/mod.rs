@@ -62,7 +62,7 @@ enum AttemptEnd {
 }
 
 /// Asks NVML everything that the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
-/// when that is all.
+/// when that is everything that work on it would change.
 pub(super) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -177,12 +177,12 @@ fn run_worker(
                     return AttemptEnd::Finished;
                 }
                 follow(&message, &mut in_flight);
-                let done = match &message {
-                    Message::GpuDone { index } => Some(*index),
+                let at_rest = match &message {
+                    Message::GpuAtRest { index } => Some(*index),
                     _ => None,
                 };
                 collected.take(message);
-                if let Some(gpu) = done.and_then(|index| collected.told_of(index)) {
+                if let Some(gpu) = at_rest.and_then(|index| collected.told_of(index)) {
                     on_gpu(&gpu);
                 }
             }
@@ -218,6 +218,9 @@ fn arguments(collected: &Collected) -> Vec<OsString> {
     for skipped in &collected.skipped {
         arguments.extend(["--skip".into(), skipped.to_argument().into()]);
     }
+    for index in &collected.at_rest {
+        arguments.extend(["--at-rest".into(), index.to_string().into()]);
+    }
     for index in &collected.finished {
         arguments.extend(["--finished".into(), index.to_string().into()]);
     }
@@ -246,6 +249,7 @@ fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>) {
         Message::Nvml { .. }
         | Message::Gpu { .. }
         | Message::Unopened { .. }
+        | Message::GpuAtRest { .. }
         | Message::GpuDone { .. } => *in_flight = None,
         Message::Simulated { .. } | Message::Done {} => {}
     }

@@ -22,6 +22,8 @@ pub(super) enum Message {
     },
     /// NVML gave no handle for this GPU, so that nothing about it can be asked.
     Unopened { index: u32, reason: String },
+    /// Everything about this GPU was asked that work on it would change.
+    GpuAtRest { index: u32 },
     /// Everything about this GPU was asked.
     GpuDone { index: u32 },
     /// The library is a simulated one, in this scenario.

@@ -99,13 +99,19 @@ impl DriverNumber {
 }
 
 impl GpuReader<'_> {
-    /// Identity first, so that a GPU that hangs later has its name.
-    pub(super) fn read(&self) {
+    /// Who the GPU is, and everything that work on it would change. Identity first, so that a GPU that hangs later has its
+    /// name.
+    pub(super) fn read_at_rest(&self) {
         self.identity();
         self.modes();
+        self.tell("memory", self.memory());
+        self.load();
+    }
+
+    /// Everything else, most of which takes longer.
+    pub(super) fn read_health(&self) {
         self.memory_health();
         self.links();
-        self.load();
     }
 
     /// What changes under load. A sensor that does not answer now is missing from this sample alone.
@@ -186,7 +192,6 @@ impl GpuReader<'_> {
 
     fn memory_health(&self) {
         let device = self.device;
-        self.tell("memory", self.memory());
         self.tell("ecc_volatile", self.ecc_errors(VOLATILE));
         self.tell("ecc_aggregate", self.ecc_errors(AGGREGATE));
         self.tell("sram_threshold_exceeded", device.sram_threshold_exceeded());

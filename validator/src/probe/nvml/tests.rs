@@ -14,6 +14,7 @@ say '{"nvml":{"field":"initialized","value":{"value":true}}}'
 say '{"nvml":{"field":"gpu_count","value":{"value":2}}}'
 told() { say "{\"gpu\":{\"index\":$1,\"field\":\"$2\",\"value\":{\"value\":$3}}}"; }
 call() { say "{\"call\":{\"gpu\":$1,\"function\":\"$2\"}}"; }
+at_rest() { say "{\"gpu_at_rest\":{\"index\":$1}}"; }
 finished() { say "{\"gpu_done\":{\"index\":$1}}"; }
 "#;
 
@@ -227,4 +228,28 @@ fn a_missing_program_is_said() {
         "{:?}",
         outcome.nvml.initialized
     );
+}
+
+/// What is told of a GPU at rest gets it ready for work, once; a worker that starts again must not take that work for
+/// somebody else's.
+#[test]
+fn a_gpu_that_may_be_at_work_is_not_read_at_rest_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = r#"case "$*" in
+          *--at-rest\ 0\ --at-rest\ 1*) ;;
+          *) told 0 uuid '"GPU-a"'; at_rest 0; told 1 uuid '"GPU-b"'; at_rest 1
+             call 0 nvmlDeviceGetSerial; kill -SEGV $$;;
+        esac
+        told 0 minor_number 7; finished 0; finished 1; say '{"done":{}}'"#;
+    let got_ready = std::cell::RefCell::new(Vec::new());
+    let options = options(folder.path(), script);
+    let outcome = probe(&options, &Interrupt::default(), &|gpu| {
+        got_ready.borrow_mut().push(gpu.clone());
+    });
+    let uuids = got_ready.borrow();
+    let uuids: Vec<_> = uuids.iter().filter_map(|gpu| gpu.uuid.value()).collect();
+    assert_eq!(uuids, ["GPU-a", "GPU-b"]);
+    assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
+    assert_eq!(outcome.gpus[0].minor_number, Reading::Value(7));
+    assert!(outcome.nvml.probe_trouble[0].contains("took the process down: signal 11"));
 }
