@@ -10,8 +10,8 @@
 //! it was not seen what the GPU computes; a GPU that others are using is busy, which is not broken, and so is one that
 //! has no memory left (in a container also one with much memory in use, whose owners NVML hides there). In MIG mode the
 //! kernel runs on one MIG device, and the finding says of how many. Judged at level `standard` and above; skipped where
-//! CUDA does not initialise at all, on GPUs that `CUDA_VISIBLE_DEVICES` hides (which `cuda_visible_devices` fails unless the
-//! profile allows it), and on those that `burn --gpu` leaves out.
+//! CUDA does not initialise at all, and on GPUs that a `burn` leaves out (`--gpu`, or hidden by `CUDA_VISIBLE_DEVICES`); `run`
+//! asks hidden GPUs, too, since it judges the machine.
 //!
 //! ## What to do
 //! Take the node out of service, and keep the report: wrong values are hardware until proven otherwise. For a CUDA error,
@@ -55,9 +55,6 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         }
         None if burned::leaves_out(uuid, facts) => {
             return Ok(Outcome::skip("only a burn of other GPUs was asked for"));
-        }
-        None if machine::is_hidden(gpu, facts) => {
-            return Ok(Outcome::skip("CUDA_VISIBLE_DEVICES hides this GPU"));
         }
         missing => {
             if !machine::cuda_initialised(facts) {

@@ -32,8 +32,8 @@ const EXAMPLES_MAXIMUM: usize = 8;
 const WORKERS_MAXIMUM: usize = 16;
 
 /// Runs the kernel on every GPU of `facts` that may be worked, and says for each that it could not why. What stands by for a
-/// burn runs it itself. GPUs that `CUDA_VISIBLE_DEVICES` hides, and those that a burn of others was not asked for, are left
-/// alone: they have no entry.
+/// burn runs it itself. Where somebody asked for a burn and no more, the GPUs that it leaves out are left alone: they have no
+/// entry.
 pub(crate) fn run_on_all_gpus(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -42,8 +42,8 @@ pub(crate) fn run_on_all_gpus(
 ) -> BTreeMap<String, Reading<KernelRun>> {
     let mut runs = BTreeMap::new();
     let may_be_worked = |gpu: &GpuFacts| {
-        let is_hidden = || is_hidden(gpu, facts);
-        standby.map_or_else(|| !is_hidden(), |it| it.is_for(gpu, is_hidden))
+        let asked_for = options.standby.as_ref();
+        asked_for.is_none_or(|it| it.is_for(gpu, || is_hidden(gpu, facts)))
     };
     let gpus: Vec<(&GpuFacts, &String)> = facts
         .gpus

@@ -66,7 +66,7 @@ pub(super) fn check(out: &Path, gated_unit: &str, expected: &Expected<'_>) -> an
         let called = journal
             .lines()
             .rev()
-            .find_map(|line| line.split_once(": called with: "));
+            .find_map(|line| line.split_once(": called with:"));
         let (_, arguments) =
             called.with_context(|| format!("{gated_unit} does not say how it was called"))?;
         ensure!(
