@@ -55,13 +55,7 @@ pub(crate) fn shell() -> anyhow::Result<xshell::Shell> {
 
 /// Where `PATH` has a program that may be run.
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(program))
-        .find(|candidate| {
-            candidate.is_file()
-                && rustix::fs::access(candidate, rustix::fs::Access::EXEC_OK).is_ok()
-        })
+    which::which(program).ok()
 }
 
 /// Takes out of `LD_LIBRARY_PATH` what `cargo run` put in front of it to start this task.

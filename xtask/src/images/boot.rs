@@ -225,17 +225,8 @@ fn a_node_that_passes_and_then_fails(images: &Images, folder: &Path) -> anyhow::
 fn a_node_that_fails(images: &Images, folder: &Path) -> anyhow::Result<()> {
     let image = &images.withholding;
     let disk = image.new_disk(&folder.join("faulty.disk"))?;
-    Trial {
-        name: "faulty",
-        disk: &disk,
-        image,
-        boot: Boot {
-            gpus: FAULTY,
-            steps: "look",
-            parameters: "",
-        },
-    }
-    .run(folder, &[failed("boot", &["ecc_errors"])])
+    Trial::that_looks("faulty", (&disk, image), FAULTY)
+        .run(folder, &[failed("boot", &["ecc_errors"])])
 }
 
 /// The profile's time limit ends the first; the second is killed, and the third stands still until systemd's own limit.

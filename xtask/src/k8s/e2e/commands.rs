@@ -118,10 +118,8 @@ impl<'a> Commands<'a> {
             BAD_INPUT,
             &["the cluster does not know ServiceMonitor: install the Prometheus operator"],
         )?;
-        self.define(
-            SERVICE_MONITOR_DEFINITION,
-            "servicemonitors.monitoring.coreos.com",
-        )?;
+        // What the Prometheus operator brings.
+        self.define("monitoring.coreos.com", "v1", "ServiceMonitor")?;
         self.applied(&"production".parse()?, &["--allow-tags"])?;
         // The nodes' checks go on with the one that the documents begin with.
         self.applied(&staging, &[])
@@ -148,9 +146,23 @@ impl<'a> Commands<'a> {
         Ok(())
     }
 
-    fn define(&self, definitions: &str, name: &str) -> anyhow::Result<()> {
+    /// A kind that others bring, whatever its fields: those are checked elsewhere.
+    fn define(&self, group: &str, version: &str, kind: &str) -> anyhow::Result<()> {
+        let singular = kind.to_lowercase();
+        let plural = format!("{singular}s");
+        let name = format!("{plural}.{group}");
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": name},
+            "spec": {
+                "group": group, "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": singular},
+                "versions": [{"name": version, "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                    {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}],
+            },
+        });
         let apply = ["apply", "--server-side", "--filename", "-"];
-        self.admin.text(&apply, definitions)?;
+        self.admin.text(&apply, &definition.to_string())?;
         let name = format!("crd/{name}");
         let wait = ["wait", "--for=condition=Established", &name];
         self.admin.text(&wait, "").map(drop)
@@ -242,8 +254,8 @@ impl<'a> Commands<'a> {
             self.admin.text(&apply, "")?;
             folder.join(RUNNER_CHART)
         } else {
-            let name = "autoscalingrunnersets.actions.github.com";
-            self.define(RUNNER_SET_DEFINITION, name)?;
+            // What GitHub's controller brings.
+            self.define("actions.github.com", "v1alpha1", "AutoscalingRunnerSet")?;
             own_chart(self.server.folder())?
         };
         let chart = chart.display().to_string();
@@ -509,21 +521,3 @@ fn own_chart(folder: &Path) -> anyhow::Result<PathBuf> {
     )?;
     Ok(chart)
 }
-
-/// The kind that the Prometheus operator brings, whatever its fields: those are checked elsewhere.
-const SERVICE_MONITOR_DEFINITION: &str = r#"{
-"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-"metadata": {"name": "servicemonitors.monitoring.coreos.com"},
-"spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
- "names": {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"},
- "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-  {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
-
-/// The kind that GitHub's controller brings, likewise.
-const RUNNER_SET_DEFINITION: &str = r#"{
-"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-"metadata": {"name": "autoscalingrunnersets.actions.github.com"},
-"spec": {"group": "actions.github.com", "scope": "Namespaced",
- "names": {"kind": "AutoscalingRunnerSet", "plural": "autoscalingrunnersets", "singular": "autoscalingrunnerset"},
- "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
-  {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
