@@ -1,5 +1,5 @@
 //! Tells the binary which commit it was built from, where git knows, writes the clients of the kubelet's
-//! sockets, and takes the documentation out of the checks.
+//! sockets, takes the documentation out of the checks, and deflates the GPU kernels' images.
 
 use std::process::Command;
 
@@ -10,6 +10,7 @@ fn main() {
     println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={version}{built_from}");
     kubelet_clients();
     check_documentation();
+    kernel_images();
 }
 
 /// The commit. A debug build is nobody's to run on a node, and would be made anew for every commit.
@@ -51,6 +52,21 @@ fn check_documentation() {
             lines.join("\n") + "\n",
         )
         .expect("OUT_DIR can be written");
+    }
+}
+
+/// Deflates the built kernels to where `load/gemm/images.rs` embeds them from: a quarter of their size.
+fn kernel_images() {
+    let built = "src/load/kernels/built";
+    println!("cargo::rerun-if-changed={built}");
+    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
+    let folder = std::path::Path::new(&out).join("kernels");
+    std::fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+    for file in std::fs::read_dir(built).expect("the kernels are there") {
+        let file = file.expect("the kernels can be listed");
+        let image = std::fs::read(file.path()).expect("a kernel can be read");
+        let deflated = miniz_oxide::deflate::compress_to_vec(&image, 9);
+        std::fs::write(folder.join(file.file_name()), deflated).expect("OUT_DIR can be written");
     }
 }
 

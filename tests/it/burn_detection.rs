@@ -20,13 +20,14 @@ use crate::processes::signal;
 type Kernel = (&'static str, &'static str, &'static str);
 
 /// Every kernel, by a node of one GPU that runs it: Hopper's, those for Ampere, that for Ada, and the plain ones.
-const KERNELS: [Kernel; 17] = [
+const KERNELS: [Kernel; 18] = [
     ("gemm_sm90a_bf16", "h200x1", "bf16"),
     ("gemm_sm90a_f16", "h200x1", "fp16"),
     ("gemm_sm90a_tf32", "h200x1", "tf32"),
     ("gemm_sm90a_e4m3", "h200x1", "fp8"),
     ("gemm_sm90a_s8", "h200x1", "int8"),
     ("gemm_sm90a_f64", "h200x1", "fp64"),
+    ("gemm_sm90a_f32", "h200x1", "fp32"),
     ("gemm_sm89_e4m3", "g6.xlarge", "fp8"),
     ("gemm_sm80_bf16", "g5.xlarge", "bf16"),
     ("gemm_sm80_f16", "g5.xlarge", "fp16"),

@@ -85,13 +85,14 @@ const MODULES: [Module; 5] = [
 ];
 
 /// The instruction that each Hopper kernel must be made of; anything else is a slower path.
-const HOPPER_INSTRUCTIONS: [(&str, &str); 6] = [
+const HOPPER_INSTRUCTIONS: [(&str, &str); 7] = [
     ("gemm_sm90a_bf16", "HGMMA.64x256x16.F32.BF16"),
     ("gemm_sm90a_f16", "HGMMA.64x256x16.F32"),
     ("gemm_sm90a_tf32", "HGMMA.64x256x8.F32.TF32"),
     ("gemm_sm90a_e4m3", "QGMMA.64x256x32.F32.E4M3.E4M3"),
     ("gemm_sm90a_s8", "IGMMA.64x256x32.S8.S8"),
-    ("gemm_sm90a_f64", "DMMA.16x8x8"),
+    ("gemm_sm90a_f64", "DMMA.16x8x16"),
+    ("gemm_sm90a_f32", "FFMA"),
 ];
 
 /// All of `built` together, because every byte of it is in every binary that ships.

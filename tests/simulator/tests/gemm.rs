@@ -404,7 +404,7 @@ impl<'card> Product<'card> {
 }
 
 /// Every kernel.
-const KERNELS: [(&str, &Precision); 17] = [
+const KERNELS: [(&str, &Precision); 18] = [
     ("sm70", &F64),
     ("sm70", &F32),
     ("sm70", &BF16),
@@ -422,6 +422,7 @@ const KERNELS: [(&str, &Precision); 17] = [
     ("sm90a", &E4M3),
     ("sm90a", &S8),
     ("sm90a", &F64),
+    ("sm90a", &F32),
 ];
 
 /// Exact operands, as integers.

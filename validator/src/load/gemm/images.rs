@@ -34,13 +34,18 @@ impl std::fmt::Display for Image {
     }
 }
 
-/// A cubin and the compute capability that it is built for; newer minor versions of the same major one run it, too.
+/// A deflated cubin and the compute capability that it is built for; newer minor versions of the same major one run it, too.
 type Cubin = ((u32, u32), &'static [u8]);
 
+/// A file of `load/kernels/built`, deflated by `build.rs`.
 macro_rules! built {
     ($name:literal) => {
-        include_bytes!(concat!("../kernels/built/", $name))
+        include_bytes!(concat!(env!("OUT_DIR"), "/kernels/", $name))
     };
+}
+
+fn inflate(deflated: &[u8]) -> Vec<u8> {
+    miniz_oxide::inflate::decompress_to_vec(deflated).expect("build.rs deflated it")
 }
 
 impl Family {
@@ -125,12 +130,12 @@ impl Family {
         capability: (u32, u32),
     ) -> Result<Option<(Module<'c, 'a>, Image)>, CudaFailure> {
         for image in self.images(capability) {
-            // Text must end in NUL, and what is embedded is not aligned as an ELF file wants to be.
-            let mut copy = image.to_vec();
-            copy.push(0);
-            match context.load_image(&copy) {
+            let mut image = inflate(image);
+            let is_cubin = image.starts_with(b"\x7fELF");
+            // Text must end in NUL.
+            image.push(0);
+            match context.load_image(&image) {
                 Ok(module) => {
-                    let is_cubin = image.starts_with(b"\x7fELF");
                     let image = if is_cubin { Image::Cubin } else { Image::Ptx };
                     return Ok(Some((module, image)));
                 }
@@ -162,6 +167,30 @@ mod tests {
         // A future architecture has the driver translate.
         assert_eq!(images(Family::Sm80, (13, 0)), [ptx]);
         assert!(images(Family::Sm80, (7, 5)).is_empty());
+    }
+
+    #[test]
+    fn images_are_embedded_as_they_were_built() {
+        assert_eq!(
+            inflate(Family::Sm90a.ptx()),
+            include_bytes!("../kernels/built/gemm_sm90a.ptx")
+        );
+        let families = [
+            Family::Support,
+            Family::Sm70,
+            Family::Sm80,
+            Family::Sm89,
+            Family::Sm90a,
+        ];
+        for family in families {
+            assert!(inflate(family.ptx()).starts_with(b"//"), "{family:?}");
+            for (capability, cubin) in family.cubins() {
+                assert!(
+                    inflate(cubin).starts_with(b"\x7fELF"),
+                    "{family:?} {capability:?}"
+                );
+            }
+        }
     }
 
     #[test]

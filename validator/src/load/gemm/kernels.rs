@@ -55,6 +55,7 @@ fn entry(family: Family, operand: OperandType) -> Option<&'static CStr> {
         (Family::Sm90a, E4m3) => c"gemm_sm90a_e4m3",
         (Family::Sm90a, S8) => c"gemm_sm90a_s8",
         (Family::Sm90a, F64) => c"gemm_sm90a_f64",
+        (Family::Sm90a, F32) => c"gemm_sm90a_f32",
         _ => return None,
     })
 }
@@ -538,7 +539,8 @@ mod tests {
         assert_eq!(names(OperandType::F16, (7, 5)), ["sm_70"]);
         assert_eq!(names(OperandType::E4m3, (9, 0)), ["sm_90a", "sm_89"]);
         assert_eq!(names(OperandType::E4m3, (8, 9)), ["sm_89"]);
-        assert_eq!(names(OperandType::F32, (9, 0)), ["sm_70"]);
+        assert_eq!(names(OperandType::F32, (9, 0)), ["sm_90a", "sm_70"]);
+        assert_eq!(names(OperandType::F32, (10, 0)), ["sm_70"]);
     }
 
     #[test]

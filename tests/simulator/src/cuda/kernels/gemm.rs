@@ -1,6 +1,6 @@
 //! The matrix products `gemm_*`: C = A x B-transposed on the CPU.
 //!
-//! `gemm_sm70_*` and INT8 have the bits of a GPU. So have the tensor cores' products of exact operands. For random operands
+//! `gemm_sm70_*`, FP32 and INT8 have the bits of a GPU. So have the tensor cores' products of exact operands. For random operands
 //! the order of a tensor core's sums is not known; here they are summed in chunks of K, each family in chunks of its own, so
 //! that a program which expects two families to agree on random operands is found out here, too.
 
@@ -102,7 +102,11 @@ pub(super) const SM90A_F16: Kernel = sm90a(Element::F16, 633_000.0);
 pub(super) const SM90A_TF32: Kernel = sm90a(Element::Tf32, 351_000.0);
 pub(super) const SM90A_E4M3: Kernel = sm90a(Element::E4m3, 1_281_000.0);
 pub(super) const SM90A_S8: Kernel = sm90a(Element::S8, 1_360_000.0);
-pub(super) const SM90A_F64: Kernel = sm90a(Element::F64, 48_600.0);
+pub(super) const SM90A_F64: Kernel = sm90a(Element::F64, 54_000.0);
+pub(super) const SM90A_F32: Kernel = Kernel {
+    chunk_bytes: 0,
+    ..sm90a(Element::F32, 50_000.0)
+};
 
 /// The operands and sizes of one launch.
 struct Job<'launch> {

@@ -104,6 +104,9 @@ const KERNELS: &[(&str, Run)] = &[
     ("gemm_sm90a_f64", |launch| {
         gemm::run(launch, gemm::SM90A_F64)
     }),
+    ("gemm_sm90a_f32", |launch| {
+        gemm::run(launch, gemm::SM90A_F32)
+    }),
 ];
 
 /// The CPU's version of this kernel.

@@ -281,7 +281,7 @@ def print_vectors(kernels):
     print(f"vector strip {int(sums[0]) & (2 ** 64 - 1):#x}")
 
 
-FAMILIES = [("sm90a", n) for n in ("bf16", "f16", "tf32", "e4m3", "s8", "f64")] + \
+FAMILIES = [("sm90a", n) for n in ("bf16", "f16", "tf32", "e4m3", "s8", "f64", "f32")] + \
            [("sm80", n) for n in ("bf16", "f16", "tf32", "s8", "f64")] + [("sm89", "e4m3")] + \
            [("sm70", n) for n in ("f64", "f32", "bf16", "f16", "s8")]
 SHAPES = [(256, 256, 128), (512, 768, 640), (2560, 1024, 2176), (4352, 8192, 1024)]
@@ -343,24 +343,27 @@ def check_large(kernels):
 
 
 def check_sequential(kernels):
-    """The plain family adds in the order of k, each step fused."""
-    a = kernels.generate(F32, 128, 512, 3, RANDOM)
-    b = kernels.generate(F32, 128, 512, 4, RANDOM)
-    c = result_of("f32", 128, 128)
+    """FP32 is added in the order of k, each step fused, and by both families with the same bits."""
+    a = kernels.generate(F32, 256, 512, 3, RANDOM)
+    b = kernels.generate(F32, 256, 512, 4, RANDOM)
+    c, hopper = result_of("f32", 256, 256), result_of("f32", 256, 256)
     kernels.gemm("sm70", "f32", a, b, c)
+    kernels.gemm("sm90a", "f32", a, b, hopper)
     x, y, got = a.cpu().numpy(), b.cpu().numpy(), c.cpu().numpy()
-    for i in range(0, 128, 17):
-        for j in range(0, 128, 13):
+    for i in range(0, 256, 17):
+        for j in range(0, 256, 13):
             s = np.float32(0)
             for k in range(512):
                 s = np.float32(np.longdouble(x[i, k]) * np.longdouble(y[j, k]) + np.longdouble(s))
             if s != got[i, j]:
                 fail(f"sm70 f32 order: {i} {j} {s} {got[i, j]}")
+    if not torch.equal(c.view(torch.int32), hopper.view(torch.int32)):
+        fail("f32 of sm90a has other bits than that of sm70")
 
 
 def check_verification(kernels):
     m, n, k = 2048, 1024, 512
-    for name, family in (("bf16", "sm90a"), ("s8", "sm90a"), ("f64", "sm90a"), ("f64", "sm80")):
+    for name, family in (("bf16", "sm90a"), ("s8", "sm90a"), ("f64", "sm90a"), ("f32", "sm90a"), ("f64", "sm80")):
         kind = NAMES[name]
         words = n * (2 if kind == F64 else 1)
         a, b = kernels.generate(kind, m, k, 1, RANDOM), kernels.generate(kind, n, k, 2, RANDOM)
@@ -434,7 +437,7 @@ def check_verification(kernels):
 def check_freivalds(kernels):
     m, n, k = 4096, 2048, 3072
     for family, name in (("sm90a", "bf16"), ("sm90a", "f16"), ("sm90a", "tf32"), ("sm90a", "e4m3"), ("sm90a", "s8"),
-                         ("sm90a", "f64"), ("sm80", "f64"), ("sm70", "f32")):
+                         ("sm90a", "f64"), ("sm90a", "f32"), ("sm80", "f64"), ("sm70", "f32")):
         kind = NAMES[name]
         a, b, c = kernels.generate(kind, m, k, 1, RANDOM), kernels.generate(kind, n, k, 2, RANDOM), result_of(name, m, n)
         kernels.gemm(family, name, a, b, c)
@@ -614,10 +617,11 @@ def main():
         time_all(kernels, 3, 8192, sampler, ["bf16"], modules, (True, False), only_families=("sm90a",))
     if "stress" in what:
         modules = [os.path.basename(p) for p in sorted(glob.glob(os.path.join(sys.argv[1], "gemm_sm90a.*.cubin")))]
-        stress(kernels, modules, os.environ.get("ONLY", "bf16,f16,tf32,e4m3,s8,f64").split(","))
+        stress(kernels, modules, os.environ.get("ONLY", "bf16,f16,tf32,e4m3,s8,f64,f32").split(","))
     if "sustained" in what:
         time_all(kernels, 10, 8192, sampler, ["bf16"], verified=(True, False), only_families=("sm90a",))
-        for name, k in (("bf16", 16384), ("f16", 16384), ("tf32", 8192), ("e4m3", 32768), ("s8", 32768), ("f64", 4096)):
+        for name, k in (("bf16", 16384), ("f16", 16384), ("tf32", 8192), ("e4m3", 32768), ("s8", 32768), ("f64", 4096),
+                        ("f32", 8192)):
             print(f"8192 x 8192 x {k}")
             time_all(kernels, 3, 8192, sampler, [name], verified=(True, False), only_families=("sm90a",), k=k)
     print(f"{len(FAILURES)} failures")
