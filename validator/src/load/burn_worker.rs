@@ -88,7 +88,7 @@ const SAME_POWER_ERRORS: f64 = 3.0;
 /// cuBLASLt is taken for its rate from this lead on: GPUs of one node should choose alike, since they are compared with one
 /// another bit by bit.
 // Source: BENCHMARKS.md: in trials of BF16 the rates differed by up to 3.2 % (679.8 and 701.8 TFLOP/s) where longer burns saw no
-// difference; the smallest lead that cuBLASLt has where it is faster is FP64's 4.3 % (52.8 to 50.6). Between the two.
+// difference. Where cuBLASLt is faster it is so by far: on GPUs older than Hopper, by what NOTES.md has for the sm_80 kernels.
 const CLEAR_LEAD: f64 = 0.04;
 
 /// `gpu-validator worker burn --task JSON`.
