@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::node::{Node, Ran, Report, said, set, texts};
-use crate::processes::{Worker, eventually, signal, workers_of};
+use crate::processes::{Worker, eventually, signal, suspend, workers_of};
 
 /// Products of 512 x 512, which the host's processor multiplies for all GPUs.
 const MEMORY: &str = "8MiB";
@@ -335,6 +335,23 @@ fn a_worker_that_goes_silent_is_given_up_long_before_a_slow_start_would_be() {
     assert_eq!(summary, says);
     assert_eq!(verified(&node, &ran.report), [0, 2, 3]);
     assert_eq!(memory_in_use(&node), 0);
+}
+
+/// Everything stands still for longer than a worker may say nothing: that is nobody's silence.
+#[test]
+fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
+    let node = Node::healthy(NODE);
+    let arguments = ["--duration", "5s", "--deadline-scale", "0.4"];
+    let burning = Burning::start(&node, &arguments, &[0, 1, 2, 3]);
+    let processes = [burning.child.id(), burning.worker_of(1)];
+    suspend(&processes, Duration::from_secs(3));
+    let ran = burning.end();
+    assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
+    for check in ["burn_completed", "gemm_numerics"] {
+        let says = summary(&node, &ran.report, check, 1);
+        assert!(!says.contains("did not answer"), "{check}: {says}");
+    }
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
 }
 
 /// The context is made once, while the machine is looked at, and the load begins on the word that follows.

@@ -57,6 +57,17 @@ pub(crate) fn signal(pid: u32, name: &str) {
     assert!(sent.is_ok_and(|it| it.success()), "kill -s {name} {pid}");
 }
 
+/// Has these processes stand still for so long, as when a job is suspended or a virtual machine paused.
+pub(crate) fn suspend(pids: &[u32], time: Duration) {
+    for pid in pids {
+        signal(*pid, "STOP");
+    }
+    std::thread::sleep(time);
+    for pid in pids {
+        signal(*pid, "CONT");
+    }
+}
+
 /// Waits for something that takes moments.
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::node::{Node, Ran, Report, said, set, texts, validator};
-use crate::processes::{Worker, eventually, signal, workers_of};
+use crate::processes::{Worker, eventually, signal, suspend, workers_of};
 
 const NVML_HANGS: &str = "nvml.hang=[nvmlDeviceGetTemperature]";
 const CUDA_HANGS: &str = "cuda.hang=[cuInit]";
@@ -345,4 +345,36 @@ fn verdicts_but_processes(report: &Report) -> Vec<(String, String, String)> {
         .filter(|((check, _), _)| !["foreign_processes", "idle_memory"].contains(&check.as_str()))
         .map(|((check, subject), verdict)| (check, subject, verdict))
         .collect()
+}
+
+/// A run stands still for longer than a call of NVML may take: no call hung.
+#[test]
+fn a_run_that_was_suspended_is_judged_as_if_it_had_not_been() {
+    let node = Node::with("h200x1", &[], &["nvml.delay_us=20000"]);
+    let child = node
+        .run_command(&["--level", "quick", "--deadline-scale", "0.2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child = child.expect("the validator starts");
+    let mut nvml = None;
+    eventually("a worker that asks NVML", || {
+        let workers = workers_of(child.id()).into_iter();
+        nvml = workers
+            .map(|it| (it.task, it.pid))
+            .find(|it| it.0 == "nvml");
+        nvml.is_some()
+    });
+    let (_, nvml) = nvml.expect("it was found");
+    std::thread::sleep(Duration::from_millis(300));
+    suspend(&[child.id(), nvml], Duration::from_millis(2500));
+    let resumed = Instant::now();
+    let output = child.wait_with_output().expect("it can be waited for");
+    let ran = Ran::ended(
+        texts(output),
+        resumed.elapsed(),
+        &node.out.read("report.json"),
+    );
+    assert_eq!(ran.report.not_green(), set(&[]), "{}", ran.stdout);
+    assert_eq!(ran.code, 0);
 }

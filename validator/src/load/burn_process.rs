@@ -23,9 +23,6 @@ const TIME_TO_STOP: Duration = Duration::from_millis(800);
 const TIME_TO_END: Duration = Duration::from_secs(2);
 /// How often a listener looks whether its worker was sent away.
 const LOOK: Duration = Duration::from_millis(50);
-/// A listener that was not run for so long was stopped itself (job control, a paused virtual machine): what its worker did
-/// not say meanwhile is no silence.
-const OWN_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a worker may say nothing.
 #[derive(Clone, Copy, Debug)]
@@ -221,14 +218,9 @@ fn follow(
     let mut is_done = false;
     let mut stopping = false;
     let mut silence = patience.step;
-    let mut deadline = Instant::now() + silence;
-    let mut looked = Instant::now();
+    let mut deadline = worker.now() + silence;
     let abnormal = loop {
-        let pause = looked.elapsed();
-        if pause > OWN_PAUSE {
-            deadline += pause;
-        }
-        looked = Instant::now();
+        let looked = worker.now();
         if orders.dismissed.load(Ordering::Acquire) {
             worker.kill();
             break None;
@@ -262,15 +254,15 @@ fn follow(
                     Err(_) => continue,
                 }
                 if !stopping {
-                    deadline = Instant::now() + silence;
+                    deadline = worker.now() + silence;
                 }
             }
             WorkerEvent::Interrupted => {
                 stopping = true;
                 worker.terminate();
-                deadline = Instant::now() + TIME_TO_STOP;
+                deadline = worker.now() + TIME_TO_STOP;
             }
-            WorkerEvent::TimedOut if Instant::now() < deadline => {}
+            WorkerEvent::TimedOut if worker.now() < deadline => {}
             WorkerEvent::TimedOut => {
                 let stuck = worker.kill() == ProcessEnd::Stuck;
                 if stuck {

@@ -151,16 +151,16 @@ fn listen_to_sensors(
     };
     let deaf = Interrupt::default();
     let silence = probe.deadlines.nvml_initialization;
-    let mut deadline = Instant::now() + silence;
+    let mut deadline = worker.now() + silence;
     let mut stopping = false;
     let mut trouble = None;
     loop {
         if done.load(Ordering::Relaxed) && !stopping {
             stopping = true;
             worker.terminate();
-            deadline = Instant::now() + TIME_FOR_LAST_LOOK;
+            deadline = worker.now() + TIME_FOR_LAST_LOOK;
         }
-        let next_look = Instant::now() + Duration::from_millis(50);
+        let next_look = worker.now() + Duration::from_millis(50);
         match worker.next_event(deadline.min(next_look), &deaf) {
             WorkerEvent::Line(line) => {
                 if let Ok(message) = serde_json::from_str(&line) {
@@ -169,11 +169,11 @@ fn listen_to_sensors(
                     }
                     take(message, state, watched, &mut trouble);
                     if !stopping {
-                        deadline = Instant::now() + silence;
+                        deadline = worker.now() + silence;
                     }
                 }
             }
-            WorkerEvent::TimedOut if Instant::now() < deadline => {}
+            WorkerEvent::TimedOut if worker.now() < deadline => {}
             WorkerEvent::TimedOut | WorkerEvent::Interrupted => {
                 worker.kill();
                 return trouble.or(Some("NVML does not answer any more".to_owned()));

@@ -1,5 +1,6 @@
 //! A child process that may hang, crash or talk nonsense, as its parent sees it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -24,6 +25,9 @@ const LINES_WAITING_MAXIMUM: usize = 64;
 const STDERR_TAIL_BYTES: usize = 4 * 1024;
 /// How often a wait looks whether the run was asked to stop.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
+/// A wait that took so much longer than was meant is not the child's silence: this process itself stood still (job control, a
+/// paused virtual machine), and whatever the child said meanwhile is still to be read.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a killed child may take to disappear before it is given up as stuck in the kernel.
 const DEATH_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -45,6 +49,10 @@ pub(crate) struct WorkerProcess {
     lines: Receiver<String>,
     stderr_tail: Arc<Mutex<VecDeque<u8>>>,
     stderr_reader: Option<JoinHandle<()>>,
+    /// When it was listened to last.
+    listened: Cell<Instant>,
+    /// How long this process itself has stood still since.
+    paused: Cell<Duration>,
 }
 
 /// What a wait brought.
@@ -131,6 +139,8 @@ impl WorkerProcess {
             lines,
             stderr_tail,
             stderr_reader,
+            listened: Cell::new(Instant::now()),
+            paused: Cell::default(),
         })
     }
 
@@ -139,14 +149,33 @@ impl WorkerProcess {
         self.child.id()
     }
 
-    /// Waits for the next line until `deadline`.
+    /// The time by which this child is judged: it stands still while this process does.
+    pub(crate) fn now(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_sub(self.paused.get()).unwrap_or(now)
+    }
+
+    /// Looks whether this process stood still since it listened last, when it meant to wait so long.
+    fn note_own_pause(&self, meant: Duration) {
+        let pause = self.listened.get().elapsed().saturating_sub(meant);
+        if pause > OWN_PAUSE {
+            self.paused.set(self.paused.get() + pause);
+        }
+        self.listened.set(Instant::now());
+    }
+
+    /// Waits for the next line until [`now`](Self::now) is `deadline`.
     pub(crate) fn next_event(&self, deadline: Instant, interrupt: &Interrupt) -> WorkerEvent {
+        self.note_own_pause(Duration::ZERO);
         loop {
             if interrupt.signal().is_some() {
                 return WorkerEvent::Interrupted;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left.min(INTERRUPT_POLL)) {
+            let left = deadline.saturating_duration_since(self.now());
+            let wait = left.min(INTERRUPT_POLL);
+            let heard = self.lines.recv_timeout(wait);
+            self.note_own_pause(wait);
+            match heard {
                 Ok(line) => return WorkerEvent::Line(line),
                 Err(RecvTimeoutError::Disconnected) => return WorkerEvent::Closed,
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return WorkerEvent::TimedOut,
@@ -411,6 +440,22 @@ mod tests {
             "{}",
             stderr.len()
         );
+    }
+
+    #[test]
+    fn what_this_process_slept_through_is_not_the_childs_silence() {
+        let worker = shell("sleep 600");
+        let deadline = worker.now() + Duration::from_millis(200);
+        // As if this process had not been run for three seconds.
+        let before = Instant::now().checked_sub(Duration::from_secs(3));
+        worker.listened.set(before.expect("a time"));
+        assert_eq!(
+            worker.next_event(deadline, &Interrupt::default()),
+            WorkerEvent::TimedOut
+        );
+        // Its clock went back by as much, so that the wait ended so much later.
+        assert!(worker.listened.get() > deadline + Duration::from_millis(2_900));
+        assert!(worker.now() < deadline + Duration::from_secs(1));
     }
 
     #[test]

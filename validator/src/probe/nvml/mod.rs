@@ -176,7 +176,7 @@ fn run_worker(
                     worker.leave();
                     return AttemptEnd::Finished;
                 }
-                follow(&message, &mut in_flight);
+                follow(&message, &mut in_flight, worker.now());
                 let at_rest = match &message {
                     Message::GpuAtRest { index } => Some(*index),
                     _ => None,
@@ -198,7 +198,7 @@ fn run_worker(
                     ));
                 }
                 return match in_flight {
-                    Some((call, _)) if Instant::now() < overall => {
+                    Some((call, _)) if worker.now() < overall => {
                         let limit = limit(&call, &options.deadlines);
                         AttemptEnd::Hung(call, limit)
                     }
@@ -236,14 +236,14 @@ fn limit(call: &CallInFlight, deadlines: &Deadlines) -> Duration {
 }
 
 /// The worker is in the call that it announced last until it tells something.
-fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>) {
+fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>, now: Instant) {
     match message {
         Message::Call { gpu, function } => {
             let call = CallInFlight {
                 gpu: *gpu,
                 function: function.clone(),
             };
-            *in_flight = Some((call, Instant::now()));
+            *in_flight = Some((call, now));
         }
         // The GPU's loss is told from inside a field that may go on to make calls; they are announced.
         Message::Nvml { .. }
