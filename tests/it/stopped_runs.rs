@@ -352,7 +352,7 @@ fn verdicts_but_processes(report: &Report) -> Vec<(String, String, String)> {
 fn a_run_that_was_suspended_is_judged_as_if_it_had_not_been() {
     let node = Node::with("h200x1", &[], &["nvml.delay_us=20000"]);
     let child = node
-        .run_command(&["--level", "quick", "--deadline-scale", "0.2"])
+        .run_command(&["--level", "quick", "--deadline-scale", "0.4"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
@@ -367,7 +367,7 @@ fn a_run_that_was_suspended_is_judged_as_if_it_had_not_been() {
     });
     let (_, nvml) = nvml.expect("it was found");
     std::thread::sleep(Duration::from_millis(300));
-    suspend(&[child.id(), nvml], Duration::from_millis(2500));
+    suspend(&[child.id(), nvml], Duration::from_secs(3));
     let resumed = Instant::now();
     let output = child.wait_with_output().expect("it can be waited for");
     let ran = Ran::ended(
