@@ -39,9 +39,7 @@ fn built_from() -> Option<String> {
 /// Copies the `//!` lines of each check's file to where `checks/mod.rs` embeds them from.
 fn check_documentation() {
     println!("cargo::rerun-if-changed=src/checks");
-    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
-    let folder = std::path::Path::new(&out).join("checks");
-    std::fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+    let folder = out_folder("checks");
     for file in std::fs::read_dir("src/checks").expect("the checks are there") {
         let path = file.expect("the checks can be listed").path();
         let text = std::fs::read_to_string(&path).expect("a check is text");
@@ -59,15 +57,21 @@ fn check_documentation() {
 fn kernel_images() {
     let built = "src/load/kernels/built";
     println!("cargo::rerun-if-changed={built}");
-    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
-    let folder = std::path::Path::new(&out).join("kernels");
-    std::fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+    let folder = out_folder("kernels");
     for file in std::fs::read_dir(built).expect("the kernels are there") {
         let file = file.expect("the kernels can be listed");
         let image = std::fs::read(file.path()).expect("a kernel can be read");
         let deflated = miniz_oxide::deflate::compress_to_vec(&image, 9);
         std::fs::write(folder.join(file.file_name()), deflated).expect("OUT_DIR can be written");
     }
+}
+
+/// A folder of this name where the crate embeds files from.
+fn out_folder(name: &str) -> std::path::PathBuf {
+    let out = std::env::var_os("OUT_DIR").expect("cargo sets it");
+    let folder = std::path::Path::new(&out).join(name);
+    std::fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+    folder
 }
 
 /// Rust code of the kubelet's interfaces, from the files that Kubernetes publishes; protox needs no protoc.

@@ -359,13 +359,11 @@ fn a_run_that_was_suspended_is_judged_as_if_it_had_not_been() {
     let child = child.expect("the validator starts");
     let mut nvml = None;
     eventually("a worker that asks NVML", || {
-        let workers = workers_of(child.id()).into_iter();
-        nvml = workers
-            .map(|it| (it.task, it.pid))
-            .find(|it| it.0 == "nvml");
+        let mut workers = workers_of(child.id()).into_iter();
+        nvml = workers.find(|it| it.task == "nvml");
         nvml.is_some()
     });
-    let (_, nvml) = nvml.expect("it was found");
+    let nvml = nvml.expect("it was found").pid;
     std::thread::sleep(Duration::from_millis(300));
     suspend(&[child.id(), nvml], Duration::from_secs(3));
     let resumed = Instant::now();

@@ -51,7 +51,7 @@ pub(crate) struct WorkerProcess {
     stderr_reader: Option<JoinHandle<()>>,
     /// When it was listened to last.
     listened: Cell<Instant>,
-    /// How long this process itself has stood still since.
+    /// How long this process itself has stood still since the child was started.
     paused: Cell<Duration>,
 }
 
