@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use landlock::{AccessFs, Ruleset, RulesetAttr as _, RulesetStatus};
+
 use crate::node::{Node, Ran, Scratch, set, validator};
 
 #[test]
@@ -240,6 +242,54 @@ fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
     let functions = functions_named_in("load/driver.rs", "cu");
     assert!(functions.len() > 15, "{functions:?}");
     crash_each(&functions, "cuda", "standard");
+}
+
+/// A GPU whose worker CUDA keeps waiting. Its neighbours' workers cannot open its device node, and so do not wait with it.
+#[test]
+fn a_gpu_that_cuda_hangs_on_is_the_only_one_that_hangs() {
+    let scratch = Scratch::new();
+    let fault = scratch.write(
+        "hangs.yaml",
+        "description: CUDA does not get past one GPU\n\
+         gpu: 5\n\
+         changes: {gpu.hangs_cuda_init: true}\n\
+         trips: {cuda_driver_library: error, cuda_kernel: error}\n",
+    );
+    let node = Node::with_fault("h200x8", fault.to_str().expect("text"));
+    let ran = node.run(&["--level", "standard", "--deadline-scale", "0.2"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(
+        ran.report.finding("cuda_driver_library")["verdict"],
+        "error"
+    );
+    let kernels: Vec<bool> = ran
+        .report
+        .of_check("cuda_kernel")
+        .map(|it| it["verdict"] == "pass")
+        .collect();
+    // Without Landlock CUDA comes upon that GPU in every worker.
+    let expected = |index| knows_landlock() && index != 5;
+    assert_eq!(kernels, (0..8).map(expected).collect::<Vec<_>>());
+}
+
+/// Whether the kernel keeps a process from opening files when it asks for that.
+fn knows_landlock() -> bool {
+    let asked = std::thread::spawn(|| {
+        let nothing = Ruleset::default().handle_access(AccessFs::ReadFile)?;
+        nothing.create()?.restrict_self()
+    });
+    let status = asked.join().expect("no panic").expect("an answer");
+    status.ruleset != RulesetStatus::NotEnforced
+}
+
+#[test]
+fn where_cuda_does_not_start_with_one_device_node_it_gets_all() {
+    for level in ["quick", "standard"] {
+        let node = Node::with_fault("h200x8", "cuda-needs-every-device-node");
+        let ran = node.run(&["--level", level]);
+        assert_eq!(ran.report.not_green(), set(&[]), "{level}");
+        assert_eq!(ran.code, 0, "{}", ran.stdout);
+    }
 }
 
 #[test]

@@ -110,6 +110,9 @@ pub struct Gpu {
     // Where the GPU can be seen, and how it is ill.
     #[serde(default)]
     pub visible_to: VisibleTo,
+    /// `cuInit` never returns where it may open this GPU's device node.
+    #[serde(default)]
+    pub hangs_cuda_init: bool,
     /// Fallen off the bus: NVML answers GPU_IS_LOST, CUDA error 999 or 719, sysfs reads 0xffff.
     #[serde(default)]
     pub lost: bool,

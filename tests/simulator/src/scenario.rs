@@ -98,6 +98,9 @@ pub struct LibraryBehaviour {
     // Source: libnvidia-ml 580.159.04.
     #[serde(default)]
     pub answers_one_field_too_many: bool,
+    /// Whether `cuInit` fails (999) where it may not open the device node of every GPU.
+    #[serde(default)]
+    pub needs_every_device_node: bool,
 }
 
 fn present() -> bool {
@@ -115,6 +118,7 @@ impl Default for LibraryBehaviour {
             missing_symbols: Vec::new(),
             delay_us: 0,
             answers_one_field_too_many: false,
+            needs_every_device_node: false,
         }
     }
 }

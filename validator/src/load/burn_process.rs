@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::burn_state::State;
 use super::burn_worker::{BurnTask, GO, STANDING_BY, empty_run};
-use super::cuda_kernel::busy_if_others_use_it;
+use super::cuda_kernel::{busy_if_others_use_it, own_node};
 use crate::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
 use crate::probe::{Deadlines, Interrupt, ProbeOptions};
 use crate::worker::conversation::Message;
@@ -70,6 +70,10 @@ impl BurnProcess {
         let checks = task.check_kernel;
         let task = serde_json::to_string(task).map_err(|error| error.to_string())?;
         let program = worker_program(probe.worker_program.as_ref());
+        let mut arguments = ["worker", "burn", "--task", &task]
+            .map(OsString::from)
+            .to_vec();
+        arguments.extend(own_node(gpu, probe));
         let patience = Patience::from(&probe.deadlines);
         let orders = Arc::new(Orders::default());
         let (send_input, input) = sync_channel(1);
@@ -78,8 +82,6 @@ impl BurnProcess {
         let (interrupt, state, heard) = (interrupt.clone(), Arc::clone(state), Arc::clone(&orders));
         // The kernel kills a worker when the thread that started it ends, so that it is the one that listens.
         let thread = std::thread::spawn(move || {
-            let arguments: [OsString; 4] =
-                ["worker".into(), "burn".into(), "--task".into(), task.into()];
             let environment = [("CUDA_VISIBLE_DEVICES", device)];
             let started = Instant::now();
             let worker = match WorkerProcess::start_with_input(&program, &arguments, &environment) {

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::burn::MemoryShare;
+use super::cuda_kernel::{again_with_all_nodes, check, device_with};
 use super::driver::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module,
 };
@@ -21,6 +22,7 @@ use crate::facts::{
 };
 use crate::probe::{PowerKind, with_power_meter};
 use crate::worker::conversation::Teller;
+use crate::worker::one_gpu::Then;
 
 /// What one worker is asked to do, as its command line carries it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -91,12 +93,19 @@ const SAME_POWER_ERRORS: f64 = 3.0;
 // difference. Where cuBLASLt is faster it is so by far: on GPUs older than Hopper, by what NOTES.md has for the sm_80 kernels.
 const CLEAR_LEAD: f64 = 0.04;
 
-/// `gpu-validator worker burn --task JSON`.
-pub(crate) fn run_worker(task: &str) {
+/// `gpu-validator worker burn --task JSON`. If it `is_alone` it can open no other GPU's device node; what came of an attempt
+/// to work so is `alone_failed`.
+pub(crate) fn run_worker(task: &str, is_alone: bool, alone_failed: Option<String>) -> Then {
     let teller = Teller::new();
     let mut worker = Worker::new(&teller);
+    worker.run.notes.extend(alone_failed.map(|reason| {
+        format!("CUDA did not start while only this GPU's device node could be opened: {reason}")
+    }));
     let end = match serde_json::from_str::<BurnTask>(task) {
-        Ok(task) => worker.burn(&task),
+        Ok(task) => match (worker.device(&task), is_alone) {
+            (Err(end), true) => return again_with_all_nodes(end),
+            (device, _) => device.and_then(|device| worker.burn(&task, &device)),
+        },
         Err(error) => Err(exited(format!("the task cannot be read: {error}"))),
     };
     if let (true, Err(end)) = (worker.owes_kernel, &end) {
@@ -105,6 +114,7 @@ pub(crate) fn run_worker(task: &str) {
     worker.run.end = end.err().unwrap_or(WorkerEnd::Finished);
     worker.tell();
     teller.done();
+    Then::Done
 }
 
 /// A burn of which nothing is known yet.
@@ -162,17 +172,20 @@ impl<'t> Worker<'t> {
         self.teller.field("run", &self.run);
     }
 
-    fn burn(&mut self, task: &BurnTask) -> Result<(), WorkerEnd> {
+    /// The GPU to burn, with CUDA started.
+    fn device(&mut self, task: &BurnTask) -> Result<Device<'static>, WorkerEnd> {
         self.run.seed = task.seed;
         self.run.requested_s = task.seconds;
         self.owes_kernel = task.check_kernel;
-        let cuda = super::cuda_kernel::started_cuda(self.teller)?;
-        let device = super::cuda_kernel::device_with(&cuda, &task.device)?;
+        device_with(&task.device, self.teller)
+    }
+
+    fn burn(&mut self, task: &BurnTask, device: &Device<'_>) -> Result<(), WorkerEnd> {
         self.teller.step("cuDevicePrimaryCtxRetain");
         let context = device.context()?;
         let capability = device.compute_capability()?;
         if task.check_kernel {
-            let run = super::cuda_kernel::check(&device, &context, self.teller)?;
+            let run = check(device, &context, self.teller)?;
             self.teller.field("kernel", &run);
             self.owes_kernel = false;
         }
@@ -214,7 +227,7 @@ impl<'t> Worker<'t> {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            self.burn_precision(&gpu, &device, &engines, *precision, task, share_s)?;
+            self.burn_precision(&gpu, device, &engines, *precision, task, share_s)?;
         }
         let stopped = Instant::now();
         drop(arena);

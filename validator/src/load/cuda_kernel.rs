@@ -18,7 +18,9 @@ use super::standby::Standby;
 use crate::facts::{ComputeMode, Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
 use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
+use crate::worker::Nodes;
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, Told, listen};
+use crate::worker::one_gpu::Then;
 use crate::worker::process::{WorkerProcess, worker_program};
 
 const PTX: &str = include_str!("kernels/check.ptx");
@@ -105,12 +107,10 @@ fn run_on(
     };
     let started = Instant::now();
     let program = worker_program(options.worker_program.as_ref());
-    let arguments: [OsString; 4] = [
-        "worker".into(),
-        "cuda-kernel".into(),
-        "--gpu".into(),
-        device.into(),
-    ];
+    let mut arguments = ["worker", "cuda-kernel", "--gpu", device]
+        .map(OsString::from)
+        .to_vec();
+    arguments.extend(own_node(gpu, options));
     let environment = [("CUDA_VISIBLE_DEVICES", device.to_owned())];
     let worker = match WorkerProcess::start(&program, &arguments, &environment) {
         Ok(worker) => worker,
@@ -125,6 +125,12 @@ fn run_on(
         interrupt,
     );
     kernel_run(told, gpu, started.elapsed())
+}
+
+/// Arguments that keep a worker to this GPU's device node.
+pub(super) fn own_node(gpu: &GpuFacts, options: &ProbeOptions) -> Vec<OsString> {
+    let minor = gpu.minor_number.value();
+    minor.map_or_else(Vec::new, |it| Nodes::of(*it, options.sysroot.as_deref()))
 }
 
 /// The GPU itself, or its first MIG device.
@@ -190,29 +196,41 @@ pub(super) fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd
     ))
 }
 
-/// `gpu-validator worker cuda-kernel --gpu UUID`.
-pub(crate) fn run_worker(uuid: &str) {
+/// `gpu-validator worker cuda-kernel --gpu UUID`. If it `is_alone` it can open no other GPU's device node.
+pub(crate) fn run_worker(uuid: &str, is_alone: bool) -> Then {
     let teller = Teller::new();
-    let run = compute_and_compare(uuid, &teller).unwrap_or_else(KernelRun::without_result);
-    teller.field("run", &run);
+    let device = match (device_with(uuid, &teller), is_alone) {
+        (Err(end), true) => return again_with_all_nodes(end),
+        (device, _) => device,
+    };
+    let run = device.and_then(|device| compute_and_compare(&device, &teller));
+    teller.field("run", &run.unwrap_or_else(KernelRun::without_result));
     teller.done();
+    Then::Done
 }
 
-fn compute_and_compare(uuid: &str, teller: &Teller) -> Result<KernelRun, WorkerEnd> {
-    let cuda = started_cuda(teller)?;
-    let device = device_with(&cuda, uuid)?;
+fn compute_and_compare(device: &Device<'_>, teller: &Teller) -> Result<KernelRun, WorkerEnd> {
     teller.step("cuDevicePrimaryCtxRetain");
     let context = device.context()?;
-    check(&device, &context, teller)
+    check(device, &context, teller)
 }
 
-/// The driver, ready to be asked for devices.
-pub(super) fn started_cuda(teller: &Teller) -> Result<CudaLibrary, WorkerEnd> {
+/// For a worker that may be without its GPU only because others' nodes were kept from it.
+pub(super) fn again_with_all_nodes(end: WorkerEnd) -> Then {
+    Then::AgainWithAllNodes(match end {
+        WorkerEnd::CudaError { call, code, name } => format!("{call} answered {name} ({code})"),
+        WorkerEnd::Exited { stderr, .. } => stderr,
+        other => format!("{other:?}"),
+    })
+}
+
+/// The driver, ready to be asked for devices; it stays loaded as long as the process lives.
+fn started_cuda(teller: &Teller) -> Result<&'static CudaLibrary, WorkerEnd> {
     teller.step("dlopen of libcuda.so.1");
     let cuda = CudaLibrary::load().map_err(exited)?;
     teller.step("cuInit");
     match cuda.initialize()? {
-        0 => Ok(cuda),
+        0 => Ok(Box::leak(Box::new(cuda))),
         code => Err(WorkerEnd::CudaError {
             call: "cuInit".to_owned(),
             code,
@@ -249,9 +267,10 @@ pub(super) fn check(
     Ok(compare(&expected, &observed))
 }
 
-pub(super) fn device_with<'a>(cuda: &'a CudaLibrary, uuid: &str) -> Result<Device<'a>, WorkerEnd> {
+/// Starts CUDA and finds the GPU or MIG device with this UUID.
+pub(super) fn device_with(uuid: &str, teller: &Teller) -> Result<Device<'static>, WorkerEnd> {
     let mut seen = Vec::new();
-    for device in cuda.devices()? {
+    for device in started_cuda(teller)?.devices()? {
         let its_uuid = device.uuid()?;
         // A driver may spell a MIG device's UUID with either prefix; the rest is what identifies it.
         if its_uuid[4..] == uuid[4.min(uuid.len())..] {

@@ -3,6 +3,7 @@
 //! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since these decide what
 //! programs see.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::Value;
@@ -12,7 +13,9 @@ use super::{Interrupt, ProbeOptions};
 use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
 use crate::level::Level;
 use crate::load::driver::{CudaFailure, CudaLibrary, Device};
+use crate::worker::Nodes;
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, listen};
+use crate::worker::one_gpu::gpu_nodes;
 use crate::worker::process::{WorkerProcess, worker_program};
 
 /// What the library said, and the scenario if it is a simulated one.
@@ -23,8 +26,13 @@ pub(super) struct CudaOutcome {
 }
 
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
-    if options.level <= Level::Quick && several_gpus(options) && !variable_is_set() {
-        let mut outcome = ask(options, interrupt, &[(VISIBLE_DEVICES, "0".to_owned())]);
+    if options.level <= Level::Quick
+        && let Some(minor) = first_of_several(options)
+        && !variable_is_set()
+    {
+        let node = Nodes::of(minor, options.sysroot.as_deref());
+        let first = [(VISIBLE_DEVICES, "0".to_owned())];
+        let mut outcome = ask(options, interrupt, node, &first);
         // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for example, and another be
         // well. A worker that hung or died is not asked again.
         let failed = outcome.cuda.init.value().is_some_and(|init| init.code != 0);
@@ -33,16 +41,18 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
             return outcome;
         }
     }
-    ask(options, interrupt, &[])
+    ask(options, interrupt, Vec::new(), &[])
 }
 
 fn ask(
     options: &ProbeOptions,
     interrupt: &Interrupt,
+    node: Vec<OsString>,
     environment: &[(&str, String)],
 ) -> CudaOutcome {
     let program = worker_program(options.worker_program.as_ref());
-    let arguments = ["worker".into(), "cuda".into()];
+    let mut arguments = vec!["worker".into(), "cuda".into()];
+    arguments.extend(node);
     let worker = match WorkerProcess::start(&program, &arguments, environment) {
         Ok(worker) => worker,
         Err(error) => {
@@ -76,26 +86,12 @@ fn variable_is_set() -> bool {
     std::env::var_os(VISIBLE_DEVICES).is_some()
 }
 
-/// By their device nodes, which cost nothing to count.
-fn several_gpus(options: &ProbeOptions) -> bool {
-    let devices = options
-        .sysroot
-        .as_deref()
-        .unwrap_or(Path::new("/"))
-        .join("dev");
-    let Ok(entries) = std::fs::read_dir(devices) else {
-        return false;
-    };
-    let is_gpu = |name: &str| {
-        name.strip_prefix("nvidia").is_some_and(|number| {
-            !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit())
-        })
-    };
-    entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(is_gpu))
-        .count()
-        > 1
+/// The lowest minor number, where there are several GPUs: by their device nodes, which cost nothing to count.
+fn first_of_several(options: &ProbeOptions) -> Option<u32> {
+    let root = options.sysroot.as_deref().unwrap_or(Path::new("/"));
+    let mut minors = gpu_nodes(&root.join("dev")).into_keys();
+    let first = minors.next()?;
+    minors.next().map(|_| first)
 }
 
 fn nothing_read(reason: &str) -> CudaOutcome {

@@ -1,7 +1,12 @@
 //! `gpu-validator worker …` as the command line sees it.
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
+use super::one_gpu::{Then, keep_to};
+use super::process::worker_program;
 use crate::probe::NvmlWorker;
 
 /// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by the validator itself.
@@ -20,18 +25,25 @@ pub enum WorkerCommand {
         finished: Vec<u32>,
     },
     /// Reads the CUDA driver library
-    Cuda,
+    Cuda {
+        #[command(flatten)]
+        nodes: Nodes,
+    },
     /// Runs the check kernel on one GPU
     CudaKernel {
         /// UUID of the GPU, or of a MIG device
         #[arg(long)]
         gpu: String,
+        #[command(flatten)]
+        nodes: Nodes,
     },
     /// Burns one GPU
     Burn {
         /// What to do, as JSON
         #[arg(long)]
         task: String,
+        #[command(flatten)]
+        nodes: Nodes,
     },
     /// Reads NVML's sensors again and again until SIGTERM
     Sensors {
@@ -41,26 +53,113 @@ pub enum WorkerCommand {
     },
 }
 
+/// The argument of [`Nodes::only`].
+const ONLY: &str = "--node";
+
+/// The device nodes that a worker may open.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Nodes {
+    /// Of the GPUs' nodes in its folder, the only one that this worker is to open
+    #[arg(long = "node", value_name = "PATH")]
+    only: Vec<PathBuf>,
+    /// Why an attempt with that one alone failed
+    #[arg(long, value_name = "REASON", conflicts_with = "only")]
+    alone_failed: Option<String>,
+}
+
+impl Nodes {
+    /// Those that a worker of the GPU with this minor number needs: CUDA's own, and those of a simulated node.
+    pub(crate) fn of(minor: u32, sysroot: Option<&Path>) -> Vec<OsString> {
+        let folders = [Some(Path::new("/")), sysroot];
+        let node = |folder: &Path| folder.join(format!("dev/nvidia{minor}")).into_os_string();
+        let nodes = folders.into_iter().flatten().map(node);
+        nodes.flat_map(|it| [ONLY.into(), it]).collect()
+    }
+}
+
 /// Does what `command` says, in this process, and returns its exit status.
 pub fn run(command: &WorkerCommand) -> ExitCode {
     super::die_with_parent();
-    match command {
+    match command.clone() {
         WorkerCommand::Nvml {
             skip,
             at_rest,
             finished,
         } => {
             NvmlWorker {
-                skipped: skip.clone(),
-                at_rest: at_rest.clone(),
-                finished: finished.clone(),
+                skipped: skip,
+                at_rest,
+                finished,
             }
             .run();
         }
-        WorkerCommand::Cuda => crate::probe::run_cuda_worker(),
-        WorkerCommand::CudaKernel { gpu } => crate::load::cuda_kernel::run_worker(gpu),
-        WorkerCommand::Burn { task } => crate::load::burn_worker::run_worker(task),
-        WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(gpu),
+        WorkerCommand::Cuda { nodes } => {
+            return with_nodes(&nodes, |_| {
+                crate::probe::run_cuda_worker();
+                Then::Done
+            });
+        }
+        WorkerCommand::CudaKernel { gpu, nodes } => {
+            return with_nodes(&nodes, move |is_alone| {
+                crate::load::cuda_kernel::run_worker(&gpu, is_alone)
+            });
+        }
+        WorkerCommand::Burn { task, nodes } => {
+            let failed = nodes.alone_failed.clone();
+            return with_nodes(&nodes, move |is_alone| {
+                crate::load::burn_worker::run_worker(&task, is_alone, failed)
+            });
+        }
+        WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
     }
     ExitCode::SUCCESS
+}
+
+/// Works with one GPU's node alone where that is asked for, and where CUDA does not start so, once more with all.
+fn with_nodes(nodes: &Nodes, work: impl FnOnce(bool) -> Then + Send + 'static) -> ExitCode {
+    let Then::AgainWithAllNodes(reason) = keep_to(&nodes.only, work) else {
+        return ExitCode::SUCCESS;
+    };
+    // Neither the rules can be taken back nor what the driver keeps of a start that failed.
+    let error = Command::new(worker_program(None))
+        .arg0("gpu-validator")
+        .args(without_nodes(std::env::args_os().skip(1)))
+        .args(["--alone-failed", &reason])
+        .exec();
+    eprintln!("cannot start anew: {error}");
+    ExitCode::FAILURE
+}
+
+/// Arguments of a worker less those that keep it to a node.
+fn without_nodes(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut is_path = false;
+    arguments
+        .filter(|argument| {
+            let leave_out = is_path || argument == ONLY;
+            is_path = !is_path && argument == ONLY;
+            !leave_out
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_begins_anew_does_the_same_with_every_node() {
+        let own: Vec<OsString> = ["worker", "cuda-kernel", "--gpu", "GPU-a"]
+            .map(OsString::from)
+            .to_vec();
+        let nodes = Nodes::of(3, Some(Path::new("/host")));
+        assert_eq!(
+            nodes,
+            ["--node", "/dev/nvidia3", "--node", "/host/dev/nvidia3"]
+        );
+        let all = own.iter().chain(&nodes).cloned();
+        assert_eq!(without_nodes(all), own);
+        // A path that is spelled like the argument is a path.
+        let odd = ["--node", "--node", "--gpu"].map(OsString::from);
+        assert_eq!(without_nodes(odd.into_iter()), ["--gpu"]);
+    }
 }

@@ -2,8 +2,10 @@
 
 mod command;
 pub(crate) mod conversation;
+pub(crate) mod one_gpu;
 pub(crate) mod process;
 
+pub(crate) use command::Nodes;
 pub use command::{WorkerCommand, run};
 
 /// Asks the kernel to kill this process when the one that started it dies, and dies at once when it already has.

@@ -5,7 +5,7 @@ use super::result::{
     CuResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, UNKNOWN,
 };
 use crate::gpu::{CudaCall, Gpu};
-use crate::node::{Node, misbehave};
+use crate::node::{Node, hang, misbehave};
 use crate::scenario::KernelModule;
 use crate::state::ProcessSlot;
 use std::cell::RefCell;
@@ -69,9 +69,19 @@ pub(super) fn init() -> Outcome {
     if scenario.cuda.init_error != SUCCESS {
         return Err(scenario.cuda.init_error);
     }
-    let seen: Vec<usize> = (0..scenario.gpus.len())
-        .filter(|index| scenario.gpus[*index].visible_to.cuda && !scenario.gpus[*index].lost)
-        .collect();
+    let mut seen = Vec::new();
+    for (index, gpu) in scenario.gpus.iter().enumerate() {
+        let may_be_opened = may_open(node, gpu);
+        if !may_be_opened && scenario.cuda.needs_every_device_node {
+            return Err(UNKNOWN);
+        }
+        if may_be_opened && gpu.hangs_cuda_init {
+            hang();
+        }
+        if may_be_opened && gpu.visible_to.cuda && !gpu.lost {
+            seen.push(index);
+        }
+    }
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let mig = mig_instance(visible.as_deref(), &seen, &scenario.gpus);
     let whole: Vec<usize> = seen
@@ -94,6 +104,16 @@ pub(super) fn init() -> Outcome {
         contexts: Mutex::default(),
     });
     Ok(())
+}
+
+/// Whether this process may open the GPU's device node. A GPU whose node it may not open is left out; one whose node is
+/// missing is not, since `nvidia-modprobe` would make it.
+fn may_open(node: &Node, gpu: &Gpu) -> bool {
+    let path = format!("sysroot/dev/nvidia{}", gpu.minor_number);
+    match std::fs::File::open(node.folder().join(path)) {
+        Ok(_) => true,
+        Err(error) => error.kind() != std::io::ErrorKind::PermissionDenied,
+    }
 }
 
 /// The one MIG device of the process, if it has one: that whose UUID (or the start of it) is the first entry of
@@ -283,7 +303,7 @@ impl Driver {
     /// The error that the scenario wants from this kind of call on the GPU, if it does. A call that shall hang does not return.
     pub(super) fn injected_error(&self, gpu: usize, call: CudaCall) -> Outcome {
         if self.with_gpu(gpu, |values| values.cuda_hang == Some(call)) {
-            crate::node::hang();
+            hang();
         }
         self.with_gpu(gpu, |values| match &values.cuda_error {
             Some(error) if error.from == call => Err((error.code, error.sticky)),

@@ -1,0 +1,262 @@
+//! Keeps a worker to the device node of its own GPU.
+//!
+//! Whatever `CUDA_VISIBLE_DEVICES` says, `cuInit` opens the node of every GPU several times and asks each, behind locks that
+//! all processes share: one process for each of eight GPUs makes 64 such visits. Where a node cannot be opened the driver
+//! leaves that GPU out, as it does in a container that was given one GPU. So the kernel is asked (Landlock) to let the worker open no
+//! GPU's node but its own: GPUs start sooner (BENCHMARKS.md), and none is asked by a neighbour's worker, whatever
+//! that would do to either.
+//!
+//! This is help and not a need. Where the kernel does not know Landlock, or is too slow to say, the worker goes on as any
+//! program would; where CUDA does not start that way, the worker begins anew with every node, so that no GPU is judged by
+//! what was kept from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use landlock::{
+    AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated,
+    RulesetCreatedAttr as _, RulesetError, RulesetStatus,
+};
+
+/// How long the folders on the way to the nodes may take to be listed. It takes a millisecond, unless one of them is of a
+/// server that is gone.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// What a program's first thread has on Linux.
+const STACK_BYTES: usize = 8 << 20;
+
+/// What a worker's work came to.
+pub(crate) enum Then {
+    Done,
+    /// CUDA did not start with one node alone, for this reason.
+    AgainWithAllNodes(String),
+}
+
+/// Does `work` on a thread that can open the GPU nodes in `nodes` and no other ones of their folders, and tells it whether
+/// that is so.
+pub(crate) fn keep_to<W>(nodes: &[PathBuf], work: W) -> Then
+where
+    W: FnOnce(bool) -> Then + Send + 'static,
+{
+    let nodes = nodes.to_vec();
+    keep_by(move || rules(&nodes), PATIENCE, work)
+}
+
+/// The same with rules that come from `rules`. If these do not come within `patience`, the work is done without them.
+fn keep_by<R, W>(rules: R, patience: Duration, work: W) -> Then
+where
+    R: FnOnce() -> Option<RulesetCreated> + Send + 'static,
+    W: FnOnce(bool) -> Then + Send + 'static,
+{
+    // Whoever takes it does it.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let take = |work: &Mutex<Option<W>>| {
+        let mut work = work.lock().unwrap_or_else(PoisonError::into_inner);
+        work.take()
+    };
+    let (begins, begun) = channel();
+    let its_work = Arc::clone(&work);
+    // Rules hold for a thread and all that it starts; the first thread stays free, to begin anew.
+    let thread = std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            let rules = rules();
+            let work = take(&its_work)?;
+            let _ = begins.send(());
+            let is_alone = rules.is_some_and(|it| matches!(restrict(it), Ok(true)));
+            Some(work(is_alone))
+        });
+    let _ = begun.recv_timeout(patience);
+    if let Some(work) = take(&work) {
+        return work(false);
+    }
+    match thread.map(std::thread::JoinHandle::join) {
+        Ok(Ok(then)) => then.unwrap_or(Then::Done),
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        // Without a thread the work was still there to take.
+        Err(_) => Then::Done,
+    }
+}
+
+/// Whether the calling thread is kept to the rules from now on.
+fn restrict(rules: RulesetCreated) -> Result<bool, RulesetError> {
+    // A kernel that keeps an audit log would otherwise tell of each node that the driver tries.
+    let status = rules.log_same_exec(false)?.restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// Everything may be read but the other GPUs' nodes. `None` where there are none, or where that cannot be said.
+///
+/// A device is opened for reading and writing, so that no right but the one to read has to be kept back.
+fn rules(nodes: &[PathBuf]) -> Option<RulesetCreated> {
+    let kept_back: BTreeSet<PathBuf> = nodes.iter().flat_map(|node| neighbours(node)).collect();
+    if kept_back.is_empty() {
+        return None;
+    }
+    let ruleset = Ruleset::default().handle_access(AccessFs::ReadFile);
+    let mut ruleset = ruleset.ok()?.create().ok()?;
+    allow_all_but(&kept_back, Path::new("/"), &mut ruleset).ok()?;
+    Some(ruleset)
+}
+
+/// The nodes of the other GPUs in this one's folder, if it is there itself.
+fn neighbours(node: &Path) -> Vec<PathBuf> {
+    let folder = node.parent().and_then(|it| it.canonicalize().ok());
+    let (Some(folder), Some(own)) = (folder, node.file_name()) else {
+        return Vec::new();
+    };
+    if !folder.join(own).exists() {
+        return Vec::new();
+    }
+    let others = gpu_nodes(&folder).into_values();
+    others.filter(|it| it.file_name() != Some(own)).collect()
+}
+
+/// The nodes of GPUs, `nvidia<minor>`, of a folder, by their minor numbers.
+pub(crate) fn gpu_nodes(folder: &Path) -> BTreeMap<u32, PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let number = name.to_str()?.strip_prefix("nvidia")?;
+            let is_number = !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit());
+            Some((number.parse().ok().filter(|_| is_number)?, entry.path()))
+        })
+        .collect()
+}
+
+/// A rule for a folder holds for all below it. So there is one for each entry that has nothing below it to keep back.
+fn allow_all_but(
+    kept_back: &BTreeSet<PathBuf>,
+    folder: &Path,
+    ruleset: &mut RulesetCreated,
+) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if kept_back.contains(&path) {
+            continue;
+        }
+        if kept_back.iter().any(|it| it.starts_with(&path)) {
+            allow_all_but(kept_back, &path, ruleset)?;
+        } else if let Ok(opened) = PathFd::new(&path) {
+            // What takes no rule cannot be opened by its path then: a pipe that `/dev/stdin` leads to.
+            let _ = ruleset.add_rule(PathBeneath::new(opened, AccessFs::ReadFile));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Whether each of the files can be opened, as `keep_to` has it and as its work was told.
+    fn opened(nodes: &[PathBuf], files: Vec<PathBuf>) -> (bool, Vec<Result<(), ErrorKind>>) {
+        let (tell, told) = channel();
+        keep_to(nodes, move |is_alone| {
+            // The driver has threads of its own.
+            let open = move || {
+                let open = |it: &PathBuf| std::fs::File::open(it).map(drop);
+                let results = files.iter().map(|it| open(it).map_err(|it| it.kind()));
+                results.collect::<Vec<_>>()
+            };
+            let results = std::thread::spawn(open).join().expect("no panic");
+            tell.send((is_alone, results)).expect("somebody listens");
+            Then::Done
+        });
+        told.recv().expect("the work was done")
+    }
+
+    fn folder_of_three() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm"] {
+            std::fs::write(folder.path().join(name), "").expect("written");
+        }
+        folder
+    }
+
+    #[test]
+    fn no_gpus_node_can_be_opened_but_the_own_one() {
+        let folder = folder_of_three();
+        let in_folder = |name: &str| folder.path().join(name);
+        let own = in_folder("nvidia1");
+        let allowed = [
+            own.clone(),
+            in_folder("nvidiactl"),
+            in_folder("nvidia-uvm"),
+            "/proc/self/status".into(),
+            "/etc/passwd".into(),
+            std::env::current_exe().expect("a path"),
+        ];
+        let kept_back = [in_folder("nvidia0"), in_folder("nvidia12")];
+        let (is_alone, allowed) = opened(std::slice::from_ref(&own), allowed.to_vec());
+        assert!(allowed.iter().all(Result::is_ok), "{allowed:?}");
+        let (_, kept_back) = opened(std::slice::from_ref(&own), kept_back.to_vec());
+        // What the work is told must be true on a kernel without Landlock, too.
+        let expected = if is_alone {
+            Err(ErrorKind::PermissionDenied)
+        } else {
+            Ok(())
+        };
+        assert_eq!(kept_back, [expected, expected]);
+        let knows_landlock = std::thread::spawn(|| {
+            let nothing = Ruleset::default().handle_access(AccessFs::ReadFile)?;
+            restrict(nothing.create()?)
+        });
+        let knows_landlock = knows_landlock.join().expect("no panic");
+        assert_eq!(is_alone, knows_landlock.expect("an answer"));
+        // The thread that asked for it is free, and so are its later threads.
+        let kept_back = in_folder("nvidia0");
+        let free = std::thread::spawn(move || std::fs::File::open(kept_back).is_ok());
+        assert!(free.join().expect("no panic"));
+    }
+
+    #[test]
+    fn nothing_is_kept_back_where_there_is_nothing_to_keep() {
+        let folder = folder_of_three();
+        let missing = folder.path().join("nvidia7");
+        let alone = tempfile::tempdir().expect("a folder");
+        let only = alone.path().join("nvidia0");
+        std::fs::write(&only, "").expect("written");
+        for node in [missing, only] {
+            let file = folder.path().join("nvidia0");
+            assert_eq!(opened(&[node], vec![file]), (false, vec![Ok(())]));
+        }
+    }
+
+    #[test]
+    fn what_takes_too_long_is_not_waited_for() {
+        let began = Instant::now();
+        let hang = || {
+            std::thread::sleep(Duration::from_mins(1));
+            None
+        };
+        let (tell, told) = channel();
+        keep_by(hang, Duration::from_millis(20), move |is_alone| {
+            tell.send(is_alone).expect("somebody listens");
+            Then::Done
+        });
+        assert_eq!(told.recv(), Ok(false));
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_panic_of_the_work_is_one_of_the_caller() {
+        let panics = || {
+            keep_to(&[], |_| -> Then { panic!("on purpose") });
+        };
+        assert!(std::panic::catch_unwind(panics).is_err());
+    }
+
+    #[test]
+    fn gpus_nodes_are_told_from_the_others() {
+        let folder = folder_of_three();
+        let minors: Vec<u32> = gpu_nodes(folder.path()).into_keys().collect();
+        assert_eq!(minors, [0, 1, 12]);
+    }
+}
