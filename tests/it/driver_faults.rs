@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use landlock::{AccessFs, Ruleset, RulesetAttr as _, RulesetStatus};
 
+use serde_json::Value;
+
 use crate::node::{Node, Ran, Scratch, set, validator};
 
 #[test]
@@ -28,7 +30,7 @@ fn a_machine_without_gpu_and_driver_is_not_judged() {
         .arg(empty.path("report.json"));
     let ran = Ran::of(&mut command, || empty.read("report.json"));
     assert_eq!(ran.code, 2, "{}", ran.stdout);
-    assert_eq!(ran.report.0["simulated"], serde_json::Value::Null);
+    assert_eq!(ran.report.0["simulated"], Value::Null);
     assert!(
         ran.stdout.contains("missing on this machine"),
         "{}",
@@ -52,7 +54,7 @@ fn gpus_without_libraries_fail_and_are_not_simulated() {
         let ran = Node::with("h200x8", faults, &absent).run(&[]);
         assert_eq!(ran.code, 1, "{}", ran.stdout);
         assert_eq!(ran.report.finding(failing)["verdict"], "fail");
-        assert_eq!(ran.report.0["simulated"], serde_json::Value::Null);
+        assert_eq!(ran.report.0["simulated"], Value::Null);
         let judged_gpu = ran.report.findings().iter().any(|it| {
             it["subject"] != "host"
                 && ["pass", "warn"].contains(&it["verdict"].as_str().unwrap_or(""))
@@ -244,18 +246,23 @@ fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
     crash_each(&functions, "cuda", "standard");
 }
 
+fn node_that_cuda_hangs_on(gpu: u32) -> (Scratch, Node) {
+    let scratch = Scratch::new();
+    let fault = format!(
+        "description: CUDA does not get past one GPU\n\
+         gpu: {gpu}\n\
+         changes: {{gpu.hangs_cuda_init: true}}\n\
+         trips: {{cuda_driver_library: error, cuda_kernel: error}}\n"
+    );
+    let fault = scratch.write("hangs.yaml", fault);
+    let node = Node::with_fault("h200x8", fault.to_str().expect("text"));
+    (scratch, node)
+}
+
 /// A GPU whose worker CUDA keeps waiting. Its neighbours' workers cannot open its device node, and so do not wait with it.
 #[test]
 fn a_gpu_that_cuda_hangs_on_is_the_only_one_that_hangs() {
-    let scratch = Scratch::new();
-    let fault = scratch.write(
-        "hangs.yaml",
-        "description: CUDA does not get past one GPU\n\
-         gpu: 5\n\
-         changes: {gpu.hangs_cuda_init: true}\n\
-         trips: {cuda_driver_library: error, cuda_kernel: error}\n",
-    );
-    let node = Node::with_fault("h200x8", fault.to_str().expect("text"));
+    let (_scratch, node) = node_that_cuda_hangs_on(5);
     let ran = node.run(&["--level", "standard", "--deadline-scale", "0.2"]);
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     assert_eq!(
@@ -270,6 +277,28 @@ fn a_gpu_that_cuda_hangs_on_is_the_only_one_that_hangs() {
     // Without Landlock CUDA comes upon that GPU in every worker.
     let expected = |index| knows_landlock() && index != 5;
     assert_eq!(kernels, (0..8).map(expected).collect::<Vec<_>>());
+}
+
+/// What CUDA says of all GPUs is not waited for where the worker of the GPU that is burned has shown that it works.
+#[test]
+fn a_burn_does_not_wait_for_cuda_to_get_past_another_gpu() {
+    let (_scratch, node) = node_that_cuda_hangs_on(5);
+    let uuid = &node.state().scenario().gpus[0].uuid;
+    let own = ["--gpu", uuid, "--duration", "0.5s"];
+    let mut command = node.burn_command(&[&own[..], &["--deadline-scale", "0.2"]].concat());
+    let ran = node.finish(&mut command);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let verdict = |check: &str| ran.report.finding(check)["verdict"].clone();
+    assert_eq!(verdict("cuda_driver_library"), "error");
+    let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+    let run = &facts["load"]["burn"][uuid]["value"];
+    if knows_landlock() {
+        let products = run["precisions"][0]["products_verified"].as_u64();
+        assert!(products.is_some_and(|it| it > 0), "{run}");
+        // CUDA has six seconds to answer.
+        let go_ms = run["startup"]["go_ms"].as_f64().expect("a time");
+        assert!(go_ms < 5_000.0, "{run}");
+    }
 }
 
 /// Whether the kernel keeps a process from opening files when it asks for that.

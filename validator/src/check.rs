@@ -320,7 +320,7 @@ fn finding(
 fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
     let probes: &[&str] = match check.stage {
         Stage::Host => &["host"],
-        Stage::Gpu => &["nvml", "cuda", "kubernetes"],
+        Stage::Gpu => &["nvml", "inforom", "cuda", "kubernetes"],
         Stage::Load => &["load"],
     };
     let total_ms: f64 = probes

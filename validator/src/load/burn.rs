@@ -12,7 +12,7 @@ use super::burn_process::BurnProcess;
 use super::burn_sensors::Sensors;
 pub use super::burn_worker::EngineChoice;
 use super::burn_worker::{BurnTask, empty_run};
-use super::cuda_kernel::{cuda_does_not_work, device_to_use};
+use super::cuda_kernel::device_to_use;
 use super::standby::Standby;
 use crate::facts::{
     BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorSample, WorkerEnd,
@@ -140,7 +140,7 @@ pub(crate) fn burn(
         .filter_map(|gpu| Some((gpu.uuid.value()?.clone(), gpu.clone())))
         .filter(|(uuid, _)| options.gpus.is_empty() || options.gpus.contains(uuid))
         .collect();
-    let no_cuda = cuda_does_not_work(facts);
+    let no_cuda = standby.no_cuda(facts);
     let refusals: Vec<Option<Reading<BurnRun>>> = asked
         .iter()
         .map(|(uuid, gpu)| {
@@ -203,6 +203,7 @@ pub(crate) fn burn(
     if let Some(sensors) = sensors {
         facts.load.sensors = sensors.finish();
     }
+    standby.add_late(facts);
     for uuid in &options.gpus {
         facts
             .load

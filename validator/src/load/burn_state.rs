@@ -57,6 +57,21 @@ impl State {
         change(gpus.entry(uuid.to_owned()).or_default());
     }
 
+    /// Whether the worker of this GPU has said that it stands by.
+    pub(super) fn is_ready(&self, uuid: &str) -> bool {
+        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        gpus.get(uuid).is_some_and(|it| it.times.ready.is_some())
+    }
+
+    /// Whether GPUs burn, and each of them multiplies or has ended.
+    pub(super) fn all_have_load(&self) -> bool {
+        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut burned = gpus.values().filter(|it| it.burns).peekable();
+        let has_load =
+            |it: &GpuState| it.ended || it.load_began.is_some() || it.times.trial.is_some();
+        burned.peek().is_some() && burned.all(has_load)
+    }
+
     pub(super) fn load_began(&self, uuid: &str) -> Option<Instant> {
         let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         gpus.get(uuid)?.load_began

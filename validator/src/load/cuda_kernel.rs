@@ -53,7 +53,11 @@ pub(crate) fn run_on_all_gpus(
         .filter(|gpu| may_be_worked(gpu))
         .filter_map(|gpu| Some((gpu, gpu.uuid.value()?)))
         .collect();
-    if let Some(reason) = cuda_does_not_work(facts) {
+    let no_cuda = match standby {
+        Some(standby) => standby.no_cuda(facts),
+        None => cuda_does_not_work(facts),
+    };
+    if let Some(reason) = no_cuda {
         let reading = || Reading::NotRead(reason.clone());
         runs.extend(gpus.iter().map(|(_, uuid)| ((*uuid).clone(), reading())));
         return runs;

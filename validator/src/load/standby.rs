@@ -6,18 +6,24 @@
 //! serves both: the driver makes those of all GPUs one after another.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::burn::{BurnOptions, is_in_use, is_named, task_for};
 use super::burn_process::BurnProcess;
 use super::burn_sensors::Sensors;
 use super::burn_state::State;
-use crate::facts::{GpuFacts, KernelRun, Reading};
-use crate::probe::{Interrupt, ProbeOptions};
+use super::cuda_kernel::cuda_does_not_work;
+use crate::facts::{Facts, GpuFacts, KernelRun, Reading};
+use crate::machine::cuda_visible_devices_is_set;
+use crate::probe::{Interrupt, LateProbes, ProbeOptions};
 
 /// GPUs at a time; the others get ready when the burn begins.
 const WORKERS_MAXIMUM: usize = 16;
+/// How long the late probes wait for the load to begin.
+const START_OF_LOAD: Duration = Duration::from_secs(2);
+/// How often it is looked whether the workers are ready.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What stands by for a burn.
 pub(crate) struct Standby {
@@ -28,6 +34,8 @@ pub(crate) struct Standby {
     pub(super) state: Arc<State>,
     workers: Mutex<BTreeMap<String, BurnProcess>>,
     sensors: Mutex<Option<Sensors>>,
+    /// What the burn does not wait for.
+    late: Mutex<Option<LateProbes>>,
 }
 
 impl std::fmt::Debug for Standby {
@@ -48,6 +56,7 @@ impl Standby {
             state: Arc::default(),
             workers: Mutex::default(),
             sensors: Mutex::default(),
+            late: Mutex::default(),
         }
     }
 
@@ -61,7 +70,7 @@ impl Standby {
     pub(crate) fn prepare(&self, gpu: &GpuFacts, probe: &ProbeOptions, interrupt: &Interrupt) {
         let Some(uuid) = gpu.uuid.value() else { return };
         let is_taken = gpu.lost.is_some() || is_in_use(gpu, &self.options);
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = self.lock_workers();
         let may_be_hidden = || match std::env::var("CUDA_VISIBLE_DEVICES") {
             Ok(list) => !is_certainly_left(uuid, &list, |it| workers.contains_key(it)),
             Err(std::env::VarError::NotPresent) => false,
@@ -83,7 +92,7 @@ impl Standby {
 
     /// Has the sensors of these GPUs read from now on.
     pub(crate) fn watch_sensors(&self, probe: &ProbeOptions) {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = self.lock_workers();
         let uuids: Vec<String> = workers.keys().cloned().collect();
         if !uuids.is_empty() {
             let sensors = Sensors::start(probe, uuids, &self.state);
@@ -91,10 +100,77 @@ impl Standby {
         }
     }
 
+    /// Starts the late probes. Where workers have shown by then that CUDA works, they are kept for the time behind the burn,
+    /// and else waited for. With `CUDA_VISIBLE_DEVICES` only CUDA says which GPUs may be burned.
+    pub(crate) fn start_late(
+        &self,
+        probe: &ProbeOptions,
+        interrupt: &Interrupt,
+        facts: &mut Facts,
+    ) {
+        self.await_workers(probe, interrupt);
+        let some_work = !self.lock_workers().is_empty();
+        let all_stand_by = self.each_worker(|ready, ended| ready && !ended);
+        if !some_work || !all_stand_by || cuda_visible_devices_is_set(facts) {
+            LateProbes::start(probe, interrupt, facts, || {}).add_to(facts);
+            return;
+        }
+        // The workers still ask the driver for this and that before their first products.
+        let (state, is_over) = (Arc::clone(&self.state), interrupt.clone());
+        let deadline = Instant::now() + START_OF_LOAD;
+        let late = LateProbes::start(probe, interrupt, facts, move || {
+            let waits = || Instant::now() < deadline && is_over.signal().is_none();
+            while waits() && !state.all_have_load() {
+                std::thread::sleep(LOOK);
+            }
+        });
+        *self.lock_late() = Some(late);
+    }
+
+    /// Waits until every worker stands by or has ended. One that hangs is waited for no longer than a third of the time that
+    /// CUDA has to answer.
+    fn await_workers(&self, probe: &ProbeOptions, interrupt: &Interrupt) {
+        let deadline = Instant::now() + probe.deadlines.cuda / 3;
+        let is_settled = || self.each_worker(|ready, ended| ready || ended);
+        while !is_settled() && Instant::now() < deadline && interrupt.signal().is_none() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits for probes that were kept.
+    pub(crate) fn add_late(&self, facts: &mut Facts) {
+        let late = self.lock_late().take();
+        if let Some(late) = late {
+            late.add_to(facts);
+        }
+    }
+
+    /// Why no GPU can be worked, if CUDA said so.
+    pub(super) fn no_cuda(&self, facts: &Facts) -> Option<String> {
+        let has_said = self.lock_late().is_none();
+        has_said.then(|| cuda_does_not_work(facts))?
+    }
+
+    /// Whether this holds for every worker, by whether it has said that it stands by, and whether it has ended.
+    fn each_worker(&self, holds: impl Fn(bool, bool) -> bool) -> bool {
+        let workers = self.lock_workers();
+        workers
+            .iter()
+            .all(|(uuid, worker)| holds(self.state.is_ready(uuid), worker.has_ended()))
+    }
+
+    fn lock_workers(&self) -> MutexGuard<'_, BTreeMap<String, BurnProcess>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_late(&self) -> MutexGuard<'_, Option<LateProbes>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The check kernel's result on this GPU, if a worker that stands by has run it or will.
     pub(super) fn kernel(&self, uuid: &str) -> Option<Reading<KernelRun>> {
         let receiver = {
-            let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut workers = self.lock_workers();
             workers.get_mut(uuid)?.kernel()?
         };
         Some(
@@ -106,7 +182,7 @@ impl Standby {
 
     /// The worker of this GPU, which is the caller's from now on.
     pub(super) fn take_worker(&self, uuid: &str) -> Option<BurnProcess> {
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = self.lock_workers();
         workers.remove(uuid)
     }
 
@@ -117,9 +193,9 @@ impl Standby {
     }
 
     /// Sends everything away that still stands by, and returns when it is gone.
-    pub(super) fn dismiss(&self) {
+    pub(crate) fn dismiss(&self) {
         let workers = {
-            let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut workers = self.lock_workers();
             std::mem::take(&mut *workers)
         };
         workers.values().for_each(BurnProcess::dismiss);

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::host::Sysroot;
 use super::{Interrupt, ProbeOptions};
-use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Reading};
+use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Facts, Reading};
 use crate::level::Level;
 use crate::load::driver::{CudaFailure, CudaLibrary, Device};
 use crate::worker::Nodes;
@@ -22,7 +22,14 @@ use crate::worker::process::{WorkerProcess, worker_program};
 #[derive(Debug, Default)]
 pub(super) struct CudaOutcome {
     pub(super) cuda: CudaFacts,
-    pub(super) simulated: Option<String>,
+    simulated: Option<String>,
+}
+
+impl CudaOutcome {
+    pub(super) fn add_to(self, facts: &mut Facts) {
+        facts.cuda = self.cuda;
+        facts.simulated = facts.simulated.take().or(self.simulated);
+    }
 }
 
 pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
@@ -94,7 +101,7 @@ fn first_of_several(options: &ProbeOptions) -> Option<u32> {
     minors.next().map(|_| first)
 }
 
-fn nothing_read(reason: &str) -> CudaOutcome {
+pub(super) fn nothing_read(reason: &str) -> CudaOutcome {
     let reason = reason.to_owned();
     CudaOutcome {
         cuda: CudaFacts {

@@ -8,6 +8,7 @@ mod host;
 pub(crate) mod https;
 mod interrupt;
 pub(crate) mod kubernetes;
+mod late;
 pub(crate) mod libraries;
 mod nvml;
 mod options;
@@ -17,8 +18,9 @@ use std::time::{Instant, SystemTime};
 
 pub(crate) use cuda::run_worker as run_cuda_worker;
 pub use interrupt::Interrupt;
+pub(crate) use late::LateProbes;
 pub(crate) use nvml::{
-    NvmlWorker, PowerKind, PowerMeter, SensorMessage, run_sensors_worker, simulator_scenario,
+    NvmlWorker, Part, PowerKind, PowerMeter, SensorMessage, run_sensors_worker, simulator_scenario,
     with_power_meter,
 };
 pub use options::{Deadlines, ProbeOptions};
@@ -59,30 +61,40 @@ pub fn collect(
         ..Facts::default()
     };
     let standby = standby_for(options);
+    let part = match &standby {
+        Some(_) => Part::AllButInforom,
+        None => Part::All,
+    };
     // What gets ready to work a GPU does so while the rest of the machine is looked at.
     let on_gpu = |gpu: &GpuFacts| {
         if let Some(standby) = &standby {
             standby.prepare(gpu, options, interrupt);
         }
     };
-    // The driver is slow to answer and the host's files are not, so all three are asked at the same time.
+    // The driver is slow to answer and the host's files are not, so that they are asked at the same time.
     std::thread::scope(|scope| {
         let nvml = scope.spawn(|| {
-            let told = timed(|| nvml::probe(options, interrupt, &on_gpu));
+            let told = timed(|| nvml::probe(options, interrupt, part, &on_gpu));
             if let Some(standby) = &standby {
                 standby.watch_sensors(options);
             }
             told
         });
-        let cuda = scope.spawn(|| timed(|| cuda::probe(options, interrupt)));
+        let cuda =
+            (standby.is_none()).then(|| scope.spawn(|| timed(|| cuda::probe(options, interrupt))));
         let (host, host_ms) = timed(|| host::probe(options, interrupt));
         facts.host = host;
         facts.timings_ms.insert("host".to_owned(), host_ms);
         facts.interrupted = interrupt.reason();
         on_progress(Progress::Stage(Stage::Host, &facts));
         add_nvml(&mut facts, nvml.join());
-        add_cuda(&mut facts, cuda.join());
+        if let Some(cuda) = cuda {
+            add_cuda(&mut facts, cuda.join());
+        }
     });
+    if let Some(standby) = &standby {
+        standby.start_late(options, interrupt, &mut facts);
+    }
     name_the_lost_gpu(&mut facts);
     if options.level >= Level::Standard && interrupt.signal().is_none() {
         let (seen, milliseconds) = timed(|| kubernetes::probe(options, interrupt, &facts));
@@ -102,6 +114,15 @@ pub fn collect(
             kubernetes.gpu_pods = gpu_pods;
         }
         facts.interrupted = interrupt.reason();
+    }
+    if let Some(standby) = &standby {
+        if facts.interrupted.is_some() {
+            standby.dismiss();
+        }
+        // Where the caller burns, the late probes are waited for behind that.
+        if options.standby.is_none() || facts.interrupted.is_some() {
+            standby.add_late(&mut facts);
+        }
     }
     facts
         .timings_ms
@@ -152,7 +173,7 @@ fn work(
 /// What NVML says of the GPUs as they are now; nothing else is asked.
 pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
     let mut facts = Facts::default();
-    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt, &|_| {}));
+    let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt, Part::All, &|_| {}));
     add_nvml(&mut facts, Ok((outcome, milliseconds)));
     facts
 }
@@ -180,8 +201,7 @@ fn add_nvml(facts: &mut Facts, result: std::thread::Result<(NvmlOutcome, f64)>) 
 fn add_cuda(facts: &mut Facts, result: std::thread::Result<(cuda::CudaOutcome, f64)>) {
     match result {
         Ok((outcome, milliseconds)) => {
-            facts.cuda = outcome.cuda;
-            facts.simulated = facts.simulated.take().or(outcome.simulated);
+            outcome.add_to(facts);
             facts.timings_ms.insert("cuda".to_owned(), milliseconds);
         }
         Err(_) => facts

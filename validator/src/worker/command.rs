@@ -7,13 +7,16 @@ use std::process::{Command, ExitCode};
 
 use super::one_gpu::{Then, keep_to};
 use super::process::worker_program;
-use crate::probe::NvmlWorker;
+use crate::probe::{NvmlWorker, Part};
 
 /// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by the validator itself.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum WorkerCommand {
     /// Reads NVML
     Nvml {
+        /// What is asked for
+        #[arg(long, value_enum, default_value_t)]
+        part: Part,
         /// A call that is left out because it hung or crashed before, and what it did
         #[arg(long, value_name = "FUNCTION@GPU=REASON")]
         skip: Vec<String>,
@@ -82,11 +85,13 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
     super::die_with_parent();
     match command.clone() {
         WorkerCommand::Nvml {
+            part,
             skip,
             at_rest,
             finished,
         } => {
             NvmlWorker {
+                part,
                 skipped: skip,
                 at_rest,
                 finished,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::CallInFlight;
 use super::protocol::{Message, SkippedCall};
-use crate::facts::{GpuFacts, NvmlFacts};
+use crate::facts::{Facts, GpuFacts, NvmlFacts};
 
 /// More GPUs than this are not in one machine; a greater number is a broken library's.
 const GPUS_MAXIMUM: u64 = 1024;
@@ -20,6 +20,23 @@ pub(crate) struct NvmlOutcome {
     pub(crate) gpus: Vec<GpuFacts>,
     /// The scenario of a simulated library.
     pub(crate) simulated: Option<String>,
+}
+
+impl NvmlOutcome {
+    /// Puts what was told by [`Part::Inforom`](super::Part::Inforom) beside what was told before.
+    pub(crate) fn add_inforom_to(self, facts: &mut Facts) {
+        let mut told = self.gpus;
+        for gpu in &mut facts.gpus {
+            let is_this = |it: &GpuFacts| gpu.uuid.value().is_some() && it.uuid == gpu.uuid;
+            let Some(position) = told.iter().position(is_this) else {
+                continue;
+            };
+            let told = told.swap_remove(position);
+            gpu.inforom_valid = told.inforom_valid;
+            gpu.calls_hung.extend(told.calls_hung);
+        }
+        facts.nvml.probe_trouble.extend(self.nvml.probe_trouble);
+    }
 }
 
 /// The fields of one record that were told.

@@ -16,13 +16,14 @@ mod worker;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
 use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
-pub(crate) use worker::NvmlWorker;
+pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, Interrupt, ProbeOptions};
 use crate::facts::GpuFacts;
@@ -61,11 +62,12 @@ enum AttemptEnd {
     NotStarted(String),
 }
 
-/// Asks NVML everything that the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
+/// Asks NVML for a part of what the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
 /// when that is everything that work on it would change.
 pub(super) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
+    part: Part,
     on_gpu: &dyn Fn(&GpuFacts),
 ) -> NvmlOutcome {
     let mut collected = Collected::default();
@@ -73,7 +75,7 @@ pub(super) fn probe(
     let mut asked_again = false;
     for _ in 0..ATTEMPTS_MAXIMUM {
         let listener = (&mut collected, on_gpu);
-        let end = run_worker(options, interrupt, listener, overall);
+        let end = run_worker(options, interrupt, part, listener, overall);
         let (call, what_it_did) = match end {
             AttemptEnd::Finished => break,
             AttemptEnd::Interrupted => {
@@ -149,11 +151,12 @@ fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) 
 fn run_worker(
     options: &ProbeOptions,
     interrupt: &Interrupt,
+    part: Part,
     (collected, on_gpu): (&mut Collected, &dyn Fn(&GpuFacts)),
     overall: Instant,
 ) -> AttemptEnd {
     let program = worker_program(options.worker_program.as_ref());
-    let arguments = arguments(collected);
+    let arguments = arguments(collected, part);
     let mut worker = match WorkerProcess::start(&program, &arguments, &[]) {
         Ok(worker) => worker,
         Err(error) => {
@@ -213,8 +216,11 @@ fn run_worker(
     }
 }
 
-fn arguments(collected: &Collected) -> Vec<OsString> {
+fn arguments(collected: &Collected, part: Part) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["worker".into(), "nvml".into()];
+    if let Some(part) = part.to_possible_value() {
+        arguments.extend(["--part".into(), part.get_name().into()]);
+    }
     for skipped in &collected.skipped {
         arguments.extend(["--skip".into(), skipped.to_argument().into()]);
     }

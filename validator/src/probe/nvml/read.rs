@@ -114,6 +114,12 @@ impl GpuReader<'_> {
         self.links();
     }
 
+    /// What the driver reads from the board's flash memory, and whose that is.
+    pub(super) fn read_inforom(&self) {
+        self.tell("uuid", self.device.uuid());
+        self.tell("inforom_valid", self.device.validate_inforom());
+    }
+
     /// What changes under load. A sensor that does not answer now is missing from this sample alone.
     pub(super) fn sample(&self) -> SensorSample {
         let device = self.device;
@@ -199,7 +205,6 @@ impl GpuReader<'_> {
         self.tell("retired_pages", self.retired_pages());
         self.tell("repair_status", self.repair_status());
         self.tell("unrepairable_memory", device.unrepairable_memory());
-        self.tell("inforom_valid", device.validate_inforom());
         self.tell("inforom_image_version", device.inforom_image_version());
         self.tell("recovery_action", self.recovery_action());
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::facts::Reading;
+use crate::facts::{Facts, Reading};
 
 /// What a worker for two GPUs tells first.
 const START: &str = r#"
@@ -23,6 +23,7 @@ fn outcome_of(script: &str) -> NvmlOutcome {
     probe(
         &options(folder.path(), script),
         &Interrupt::default(),
+        Part::All,
         &|_| {},
     )
 }
@@ -210,7 +211,7 @@ fn a_request_to_stop_keeps_what_was_told() {
         std::thread::sleep(Duration::from_millis(200));
         later.request(2);
     });
-    let outcome = probe(&options, &interrupt, &|_| {});
+    let outcome = probe(&options, &interrupt, Part::All, &|_| {});
     signal.join().expect("the thread ends");
     assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
     assert_eq!(reason(&outcome.gpus[0].name), "the run was interrupted");
@@ -222,7 +223,7 @@ fn a_missing_program_is_said() {
         worker_program: Some("/nonexistent/gpu-validator".into()),
         ..ProbeOptions::default()
     };
-    let outcome = probe(&options, &Interrupt::default(), &|_| {});
+    let outcome = probe(&options, &Interrupt::default(), Part::All, &|_| {});
     assert!(
         reason(&outcome.nvml.initialized).starts_with("cannot start /nonexistent/gpu-validator"),
         "{:?}",
@@ -243,7 +244,7 @@ fn a_gpu_that_may_be_at_work_is_not_read_at_rest_again() {
         told 0 minor_number 7; finished 0; finished 1; say '{"done":{}}'"#;
     let got_ready = std::cell::RefCell::new(Vec::new());
     let options = options(folder.path(), script);
-    let outcome = probe(&options, &Interrupt::default(), &|gpu| {
+    let outcome = probe(&options, &Interrupt::default(), Part::All, &|gpu| {
         got_ready.borrow_mut().push(gpu.clone());
     });
     let uuids = got_ready.borrow();
@@ -252,4 +253,42 @@ fn a_gpu_that_may_be_at_work_is_not_read_at_rest_again() {
     assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
     assert_eq!(outcome.gpus[0].minor_number, Reading::Value(7));
     assert!(outcome.nvml.probe_trouble[0].contains("took the process down: signal 11"));
+}
+
+#[test]
+fn what_is_asked_later_reaches_its_own_gpu() {
+    let script = |first: &str, second: &str| {
+        format!(
+            r#"case "$*" in
+            *--skip*) finished 0; finished 1;;
+            *inforom*) told 0 uuid '"{first}"'; told 0 inforom_valid true; finished 0
+              told 1 uuid '"{second}"'; call 1 nvmlDeviceValidateInforom; sleep 600;;
+            esac; say '{{"done":{{}}}}'"#
+        )
+    };
+    let asked = |part, script: &str| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let options = options(folder.path(), script);
+        probe(&options, &Interrupt::default(), part, &|_| {})
+    };
+    let before = r#"told 0 uuid '"GPU-a"'; told 1 uuid '"GPU-b"'; say '{"done":{}}'"#;
+    let NvmlOutcome { nvml, gpus, .. } = asked(Part::AllButInforom, before);
+    let mut facts = Facts {
+        nvml,
+        gpus,
+        ..Facts::default()
+    };
+    // The GPUs may be numbered otherwise by then, and one of them be gone.
+    asked(Part::Inforom, &script("GPU-b", "GPU-c")).add_inforom_to(&mut facts);
+    assert!(matches!(facts.gpus[0].inforom_valid, Reading::NotRead(_)));
+    assert_eq!(facts.gpus[1].inforom_valid, Reading::Value(true));
+    assert_eq!(facts.gpus[1].calls_hung, Vec::<String>::new());
+    // A call that hangs then is told of its GPU and of NVML, as at any other time.
+    asked(Part::Inforom, &script("GPU-b", "GPU-a")).add_inforom_to(&mut facts);
+    assert_eq!(facts.gpus[0].calls_hung, ["nvmlDeviceValidateInforom"]);
+    let trouble = facts.nvml.probe_trouble.join("; ");
+    assert!(
+        trouble.contains("nvmlDeviceValidateInforom of NVML's GPU 1 did not return"),
+        "{trouble}"
+    );
 }

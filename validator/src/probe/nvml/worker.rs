@@ -9,8 +9,19 @@ use super::read::{DriverNumber, GpuReader};
 use crate::facts::Reading;
 use crate::probe::libraries;
 
-/// What the parent knows from earlier attempts.
+/// Which readings of the GPUs are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    #[default]
+    All,
+    AllButInforom,
+    /// Whether its checksum is right, and of which GPU
+    Inforom,
+}
+
+/// What is asked for, and what the parent knows from earlier attempts.
 pub(crate) struct NvmlWorker {
+    pub(crate) part: Part,
     /// Calls that are not made again, see [`SkippedCall`].
     pub(crate) skipped: Vec<String>,
     /// GPUs that were read while nothing worked them.
@@ -57,14 +68,22 @@ impl NvmlWorker {
         let gpus = (0..count.unwrap_or(0)).filter(|index| !self.finished.contains(index));
         // What gets ready to work a GPU waits for this, and the rest takes ten times as long.
         let opened = gpus.filter(|index| {
-            self.at_rest.contains(index)
+            self.part == Part::Inforom
+                || self.at_rest.contains(index)
                 || with_gpu(nvml, *index, driver, skipped, output, |gpu| {
                     gpu.read_at_rest();
                     output.send(&Message::GpuAtRest { index: *index });
                 })
         });
         for index in opened.collect::<Vec<u32>>() {
-            let read = |gpu: &GpuReader<'_>| gpu.read_health();
+            let read = |gpu: &GpuReader<'_>| match self.part {
+                Part::All => {
+                    gpu.read_health();
+                    gpu.read_inforom();
+                }
+                Part::AllButInforom => gpu.read_health(),
+                Part::Inforom => gpu.read_inforom(),
+            };
             if with_gpu(nvml, index, driver, skipped, output, read) {
                 output.send(&Message::GpuDone { index });
             }
