@@ -203,7 +203,7 @@ pub(crate) fn burn(
     if let Some(sensors) = sensors {
         facts.load.sensors = sensors.finish();
     }
-    standby.add_late(facts);
+    standby.add_late(facts, interrupt);
     for uuid in &options.gpus {
         facts
             .load

@@ -112,13 +112,13 @@ impl Standby {
         let some_work = !self.lock_workers().is_empty();
         let all_stand_by = self.each_worker(|ready, ended| ready && !ended);
         if !some_work || !all_stand_by || cuda_visible_devices_is_set(facts) {
-            LateProbes::start(probe, interrupt, facts, || {}).add_to(facts);
+            LateProbes::start(probe, facts, || {}).add_to(facts, interrupt);
             return;
         }
         // The workers still ask the driver for this and that before their first products.
         let (state, is_over) = (Arc::clone(&self.state), interrupt.clone());
         let deadline = Instant::now() + START_OF_LOAD;
-        let late = LateProbes::start(probe, interrupt, facts, move || {
+        let late = LateProbes::start(probe, facts, move || {
             let waits = || Instant::now() < deadline && is_over.signal().is_none();
             while waits() && !state.all_have_load() {
                 std::thread::sleep(LOOK);
@@ -138,10 +138,10 @@ impl Standby {
     }
 
     /// Waits for probes that were kept.
-    pub(crate) fn add_late(&self, facts: &mut Facts) {
+    pub(crate) fn add_late(&self, facts: &mut Facts, interrupt: &Interrupt) {
         let late = self.lock_late().take();
         if let Some(late) = late {
-            late.add_to(facts);
+            late.add_to(facts, interrupt);
         }
     }
 

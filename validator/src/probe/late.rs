@@ -5,15 +5,25 @@
 //! BENCHMARKS.md).
 
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::cuda::{self, CudaOutcome};
 use super::nvml::{self, NvmlOutcome, Part};
 use super::{Interrupt, ProbeOptions, timed};
 use crate::facts::Facts;
 
+/// How much longer they may take when the run is to stop: they mostly end by themselves, and less is missing from the report.
+const GRACE: Duration = Duration::from_millis(300);
+/// How often it is looked whether they have ended.
+const LOOK: Duration = Duration::from_millis(2);
+
 /// The late probes at work.
 #[derive(Debug)]
-pub(crate) struct LateProbes(JoinHandle<Told>);
+pub(crate) struct LateProbes {
+    thread: JoinHandle<Told>,
+    /// Their own.
+    interrupt: Interrupt,
+}
 
 /// What they were told, with the milliseconds that each took.
 struct Told {
@@ -25,27 +35,37 @@ impl LateProbes {
     /// Starts them when `wait` returns, and says in the facts that what they bring is not known yet.
     pub(crate) fn start(
         options: &ProbeOptions,
-        interrupt: &Interrupt,
         facts: &mut Facts,
         wait: impl FnOnce() + Send + 'static,
     ) -> Self {
         facts.cuda = cuda::nothing_read("CUDA was still being asked").cuda;
-        let (options, interrupt) = (options.clone(), interrupt.clone());
+        let (options, interrupt) = (options.clone(), Interrupt::default());
+        let heard = interrupt.clone();
         // An NVML that does not start has said why, and would take as long again.
         let nvml_works = facts.nvml.initialized.value() == Some(&true);
-        Self(std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             wait();
-            let inforom = || nvml::probe(&options, &interrupt, Part::Inforom, &|_| {});
+            let inforom = || nvml::probe(&options, &heard, Part::Inforom, &|_| {});
             Told {
-                cuda: timed(|| cuda::probe(&options, &interrupt)),
+                cuda: timed(|| cuda::probe(&options, &heard)),
                 inforom: nvml_works.then(|| timed(inforom)),
             }
-        }))
+        });
+        Self { thread, interrupt }
     }
 
     /// Waits for their end, and puts what they were told into the facts.
-    pub(crate) fn add_to(self, facts: &mut Facts) {
-        let Ok(Told { cuda, inforom }) = self.0.join() else {
+    pub(crate) fn add_to(self, facts: &mut Facts, interrupt: &Interrupt) {
+        let mut deadline = None;
+        while !self.thread.is_finished() {
+            if let Some(signal) = interrupt.signal()
+                && Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + GRACE)
+            {
+                self.interrupt.request(signal);
+            }
+            std::thread::sleep(LOOK);
+        }
+        let Ok(Told { cuda, inforom }) = self.thread.join() else {
             let trouble = "the thread of the late probes panicked".to_owned();
             facts.cuda.probe_trouble.push(trouble);
             return;

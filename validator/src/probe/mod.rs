@@ -121,7 +121,7 @@ pub fn collect(
         }
         // Where the caller burns, the late probes are waited for behind that.
         if options.standby.is_none() || facts.interrupted.is_some() {
-            standby.add_late(&mut facts);
+            standby.add_late(&mut facts, interrupt);
         }
     }
     facts

@@ -21,9 +21,9 @@ use landlock::{
     RulesetCreatedAttr as _, RulesetError, RulesetStatus,
 };
 
-/// How long the folders on the way to the nodes may take to be listed. It takes a millisecond, unless one of them is of a
-/// server that is gone.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long the folders on the way to the nodes may take to be listed. It takes a millisecond, unless the machine is busy or one
+/// of them is of a server that is gone.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// What a program's first thread has on Linux.
 const STACK_BYTES: usize = 8 << 20;
 
