@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use landlock::{
-    AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated,
-    RulesetCreatedAttr as _, RulesetError, RulesetStatus,
+    AccessFs, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset, RulesetAttr as _,
+    RulesetCreated, RulesetCreatedAttr as _, RulesetError, RulesetStatus,
 };
 
 /// How long the folders on the way to the nodes may take to be listed. It takes a millisecond, unless the machine is busy or one
@@ -95,8 +95,11 @@ fn rules(nodes: &[PathBuf]) -> Option<RulesetCreated> {
     if kept_back.is_empty() {
         return None;
     }
-    let ruleset = Ruleset::default().handle_access(AccessFs::ReadFile);
-    let mut ruleset = ruleset.ok()?.create().ok()?;
+    // Where the kernel cannot, the thread must not lose the right to gain privileges either, by which `nvidia-modprobe` loads
+    // what is missing of the driver.
+    let strict = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let ruleset = strict.handle_access(AccessFs::ReadFile).ok()?.create();
+    let mut ruleset = ruleset.ok()?.set_compatibility(CompatLevel::BestEffort);
     allow_all_but(&kept_back, Path::new("/"), &mut ruleset).ok()?;
     Some(ruleset)
 }
@@ -134,14 +137,16 @@ fn allow_all_but(
     ruleset: &mut RulesetCreated,
 ) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if kept_back.contains(&path) {
+        let entry = entry?;
+        let path = entry.path();
+        // Where a link leads, the rules of that place hold.
+        if kept_back.contains(&path) || entry.file_type()?.is_symlink() {
             continue;
         }
         if kept_back.iter().any(|it| it.starts_with(&path)) {
             allow_all_but(kept_back, &path, ruleset)?;
         } else if let Ok(opened) = PathFd::new(&path) {
-            // What takes no rule cannot be opened by its path then: a pipe that `/dev/stdin` leads to.
+            // What takes no rule cannot be opened then.
             let _ = ruleset.add_rule(PathBeneath::new(opened, AccessFs::ReadFile));
         }
     }
@@ -177,6 +182,13 @@ mod tests {
         for name in ["nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm"] {
             std::fs::write(folder.path().join(name), "").expect("written");
         }
+        let link = |name: &str, target: &str| {
+            std::os::unix::fs::symlink(target, folder.path().join(name)).expect("linked");
+        };
+        link("195:0", "nvidia0");
+        link("195:1", "nvidia1");
+        // A folder that leads back here.
+        link("char", ".");
         folder
     }
 
@@ -187,13 +199,15 @@ mod tests {
         let own = in_folder("nvidia1");
         let allowed = [
             own.clone(),
+            in_folder("195:1"),
+            in_folder("char/nvidia1"),
             in_folder("nvidiactl"),
             in_folder("nvidia-uvm"),
             "/proc/self/status".into(),
             "/etc/passwd".into(),
             std::env::current_exe().expect("a path"),
         ];
-        let kept_back = [in_folder("nvidia0"), in_folder("nvidia12")];
+        let kept_back = ["nvidia0", "nvidia12", "195:0", "char/nvidia0"].map(in_folder);
         let (is_alone, allowed) = opened(std::slice::from_ref(&own), allowed.to_vec());
         assert!(allowed.iter().all(Result::is_ok), "{allowed:?}");
         let (_, kept_back) = opened(std::slice::from_ref(&own), kept_back.to_vec());
@@ -203,7 +217,7 @@ mod tests {
         } else {
             Ok(())
         };
-        assert_eq!(kept_back, [expected, expected]);
+        assert_eq!(kept_back, [expected; 4]);
         let knows_landlock = std::thread::spawn(|| {
             let nothing = Ruleset::default().handle_access(AccessFs::ReadFile)?;
             restrict(nothing.create()?)
