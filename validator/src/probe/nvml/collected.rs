@@ -25,15 +25,20 @@ pub(crate) struct NvmlOutcome {
 impl NvmlOutcome {
     /// Puts what was told by [`Part::Inforom`](super::Part::Inforom) beside what was told before.
     pub(crate) fn add_inforom_to(self, facts: &mut Facts) {
-        let mut told = self.gpus;
-        for gpu in &mut facts.gpus {
-            let is_this = |it: &GpuFacts| gpu.uuid.value().is_some() && it.uuid == gpu.uuid;
-            let Some(position) = told.iter().position(is_this) else {
+        let numbered_alike = self.gpus.len() == facts.gpus.len();
+        for (index, gpu) in facts.gpus.iter_mut().enumerate() {
+            let is_this = |it: &&GpuFacts| it.uuid.value().is_some() && it.uuid == gpu.uuid;
+            // One that was lost since has its number and nothing else.
+            let lost = || {
+                let same_number = self.gpus.get(index).filter(|_| numbered_alike);
+                same_number.filter(|it| it.lost.is_some())
+            };
+            let Some(told) = self.gpus.iter().find(is_this).or_else(lost) else {
                 continue;
             };
-            let told = told.swap_remove(position);
-            gpu.inforom_valid = told.inforom_valid;
-            gpu.calls_hung.extend(told.calls_hung);
+            gpu.inforom_valid.clone_from(&told.inforom_valid);
+            gpu.lost = gpu.lost.take().or_else(|| told.lost.clone());
+            gpu.calls_hung.extend(told.calls_hung.iter().cloned());
         }
         facts.nvml.probe_trouble.extend(self.nvml.probe_trouble);
     }

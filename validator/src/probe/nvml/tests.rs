@@ -283,6 +283,12 @@ fn what_is_asked_later_reaches_its_own_gpu() {
     assert!(matches!(facts.gpus[0].inforom_valid, Reading::NotRead(_)));
     assert_eq!(facts.gpus[1].inforom_valid, Reading::Value(true));
     assert_eq!(facts.gpus[1].calls_hung, Vec::<String>::new());
+    // A GPU that was lost meanwhile has no UUID any more, and its number.
+    let lost = r#"told 0 uuid '"GPU-a"'; say '{"gpu":{"index":1,"field":"lost","value":"lost"}}'
+      finished 0; finished 1; say '{"done":{}}'"#;
+    asked(Part::Inforom, lost).add_inforom_to(&mut facts);
+    assert_eq!(facts.gpus[0].lost, None);
+    assert_eq!(facts.gpus[1].lost.as_deref(), Some("lost"));
     // A call that hangs then is told of its GPU and of NVML, as at any other time.
     asked(Part::Inforom, &script("GPU-b", "GPU-a")).add_inforom_to(&mut facts);
     assert_eq!(facts.gpus[0].calls_hung, ["nvmlDeviceValidateInforom"]);
