@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use landlock::{AccessFs, Ruleset, RulesetAttr as _, RulesetStatus};
-
 use serde_json::Value;
 
 use crate::node::{Node, Ran, Scratch, set, validator};

@@ -118,8 +118,8 @@ const XID_DELAY_S: f64 = 1.0;
 
 /// Burns the GPUs that are asked for, all at once, and puts what was seen into `facts.load`.
 ///
-/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others use is not burned unless that is asked for. Workers that stand by are told
-/// to begin; for GPUs without one they are started.
+/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others use is not burned unless
+/// that is asked for. Workers that stand by are told to begin; for GPUs without one they are started.
 pub(crate) fn burn(
     options: &BurnOptions,
     probe: &ProbeOptions,

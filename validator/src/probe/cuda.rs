@@ -26,9 +26,11 @@ pub(super) struct CudaOutcome {
 }
 
 impl CudaOutcome {
-    pub(super) fn add_to(self, facts: &mut Facts) {
+    /// Puts it into the facts, with the time that it took.
+    pub(super) fn add_to(self, milliseconds: f64, facts: &mut Facts) {
         facts.cuda = self.cuda;
         facts.simulated = facts.simulated.take().or(self.simulated);
+        facts.timings_ms.insert("cuda".to_owned(), milliseconds);
     }
 }
 

@@ -65,13 +65,16 @@ impl LateProbes {
             }
             std::thread::sleep(LOOK);
         }
-        let Ok(Told { cuda, inforom }) = self.thread.join() else {
+        let Ok(Told {
+            cuda: (cuda, milliseconds),
+            inforom,
+        }) = self.thread.join()
+        else {
             let trouble = "the thread of the late probes panicked".to_owned();
             facts.cuda.probe_trouble.push(trouble);
             return;
         };
-        cuda.0.add_to(facts);
-        facts.timings_ms.insert("cuda".to_owned(), cuda.1);
+        cuda.add_to(milliseconds, facts);
         if let Some((outcome, milliseconds)) = inforom {
             outcome.add_inforom_to(facts);
             facts.timings_ms.insert("inforom".to_owned(), milliseconds);

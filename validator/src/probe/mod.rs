@@ -200,10 +200,7 @@ fn add_nvml(facts: &mut Facts, result: std::thread::Result<(NvmlOutcome, f64)>) 
 
 fn add_cuda(facts: &mut Facts, result: std::thread::Result<(cuda::CudaOutcome, f64)>) {
     match result {
-        Ok((outcome, milliseconds)) => {
-            outcome.add_to(facts);
-            facts.timings_ms.insert("cuda".to_owned(), milliseconds);
-        }
+        Ok((outcome, milliseconds)) => outcome.add_to(milliseconds, facts),
         Err(_) => facts
             .cuda
             .probe_trouble

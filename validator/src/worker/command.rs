@@ -71,7 +71,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Those that a worker of the GPU with this minor number needs: CUDA's own, and those of a simulated node.
+    /// The arguments that keep a worker to the GPU with this minor number: to CUDA's own node of it, and that of a simulated one.
     pub(crate) fn of(minor: u32, sysroot: Option<&Path>) -> Vec<OsString> {
         let folders = [Some(Path::new("/")), sysroot];
         let node = |folder: &Path| folder.join(format!("dev/nvidia{minor}")).into_os_string();

@@ -114,9 +114,13 @@ impl GpuReader<'_> {
         self.links();
     }
 
-    /// What the driver reads from the board's flash memory, and whose that is.
-    pub(super) fn read_inforom(&self) {
+    /// Whose readings these are.
+    pub(super) fn read_uuid(&self) {
         self.tell("uuid", self.device.uuid());
+    }
+
+    /// What the driver reads from the board's flash memory.
+    pub(super) fn read_inforom(&self) {
         self.tell("inforom_valid", self.device.validate_inforom());
     }
 
@@ -164,7 +168,7 @@ impl GpuReader<'_> {
 
     fn identity(&self) {
         let device = self.device;
-        self.tell("uuid", device.uuid());
+        self.read_uuid();
         self.pci();
         self.tell("name", device.name());
         self.tell("serial", device.serial());

@@ -82,7 +82,10 @@ impl NvmlWorker {
                     gpu.read_inforom();
                 }
                 Part::AllButInforom => gpu.read_health(),
-                Part::Inforom => gpu.read_inforom(),
+                Part::Inforom => {
+                    gpu.read_uuid();
+                    gpu.read_inforom();
+                }
             };
             if with_gpu(nvml, index, driver, skipped, output, read) {
                 output.send(&Message::GpuDone { index });
