@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::node::{Node, Ran, Report, said, set, texts};
-use crate::processes::{Worker, eventually, signal, suspend, workers_of};
+use crate::processes::{Worker, environment_of, eventually, signal, suspend, workers_of};
 
 /// Products of 512 x 512, which the host's processor multiplies for all GPUs.
 const MEMORY: &str = "8MiB";
@@ -172,6 +172,20 @@ fn a_killed_worker_is_its_gpus_trouble_alone() {
     );
     assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
     assert_eq!(memory_in_use(&node), 0);
+}
+
+/// Queues for kernels cost the driver time that all GPUs share, and a burn needs one.
+#[test]
+fn each_worker_is_shown_its_own_gpu_and_makes_one_queue() {
+    let node = Node::healthy(NODE);
+    let burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
+    for (gpu, uuid) in uuids(&node).iter().enumerate() {
+        let environment = environment_of(burning.worker_of(gpu));
+        assert_eq!(environment["CUDA_VISIBLE_DEVICES"], *uuid);
+        assert_eq!(environment["CUDA_DEVICE_MAX_CONNECTIONS"], "1");
+    }
+    signal(burning.child.id(), "INT");
+    assert_eq!(burning.end().code, 2);
 }
 
 /// Without its sensors a GPU is burned all the same, and what they would have told is not judged.

@@ -1,5 +1,6 @@
 //! The validator's processes, looked at and disturbed from outside.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,21 @@ impl Worker {
 }
 
 fn arguments(pid: u32) -> Vec<String> {
-    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    texts(pid, "cmdline")
+}
+
+/// The environment with which this process was started.
+pub(crate) fn environment_of(pid: u32) -> BTreeMap<String, String> {
+    let variables = texts(pid, "environ");
+    let pairs = variables.iter().filter_map(|it| it.split_once('='));
+    pairs
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
+}
+
+/// What `/proc` tells of a process in a file of texts, of which each ends with a zero; nothing of one that is gone.
+fn texts(pid: u32, file: &str) -> Vec<String> {
+    let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
     text.split_terminator('\0').map(str::to_owned).collect()
 }

@@ -15,6 +15,7 @@ use super::cuda_kernel::{busy_if_others_use_it, own_node};
 use crate::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
 use crate::probe::{Deadlines, Interrupt, ProbeOptions};
 use crate::worker::conversation::Message;
+use crate::worker::one_gpu::cuda_environment;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
 /// How long a worker may take to stop before it is killed: less than the second that a person waits.
@@ -82,7 +83,7 @@ impl BurnProcess {
         let (interrupt, state, heard) = (interrupt.clone(), Arc::clone(state), Arc::clone(&orders));
         // The kernel kills a worker when the thread that started it ends, so that it is the one that listens.
         let thread = std::thread::spawn(move || {
-            let environment = [("CUDA_VISIBLE_DEVICES", device)];
+            let environment = cuda_environment(&device);
             let started = Instant::now();
             let worker = match WorkerProcess::start_with_input(&program, &arguments, &environment) {
                 Ok((worker, input)) => {

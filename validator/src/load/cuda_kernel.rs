@@ -20,7 +20,7 @@ use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
 use crate::worker::Nodes;
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, Told, listen};
-use crate::worker::one_gpu::Then;
+use crate::worker::one_gpu::{Then, cuda_environment};
 use crate::worker::process::{WorkerProcess, worker_program};
 
 const PTX: &str = include_str!("kernels/check.ptx");
@@ -115,7 +115,7 @@ fn run_on(
         .map(OsString::from)
         .to_vec();
     arguments.extend(own_node(gpu, options));
-    let environment = [("CUDA_VISIBLE_DEVICES", device.to_owned())];
+    let environment = cuda_environment(device);
     let worker = match WorkerProcess::start(&program, &arguments, &environment) {
         Ok(worker) => worker,
         Err(error) => {

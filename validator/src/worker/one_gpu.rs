@@ -27,6 +27,17 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What a program's first thread has on Linux.
 const STACK_BYTES: usize = 8 << 20;
 
+/// What a worker on this device has in its environment: CUDA shows it nothing else, and makes one queue for its kernels instead
+/// of eight. A worker needs no second one, and the driver makes and ends the queues of all GPUs one after another: 0.1 s of a
+/// context's 0.16, and half of its end (BENCHMARKS.md).
+// Source: CUDA C++ programming guide, environment variables.
+pub(crate) fn cuda_environment(device: &str) -> [(&'static str, String); 2] {
+    [
+        ("CUDA_VISIBLE_DEVICES", device.to_owned()),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1".to_owned()),
+    ]
+}
+
 /// What a worker's work came to.
 pub(crate) enum Then {
     Done,
