@@ -15,6 +15,8 @@ use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_prog
 /// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU (BENCHMARKS.md); a burn whose counters
 /// were not read is judged without them.
 const TIME_FOR_FIRST_LOOK: Duration = Duration::from_secs(3);
+/// How often it is looked whether the load is over, which is waited for at the end of every burn.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long the sensors' process may take for its last look, and to say so.
 const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
 /// Samples of a GPU that the facts keep; neighbours are merged beyond that.
@@ -160,7 +162,7 @@ fn listen_to_sensors(
             worker.terminate();
             deadline = worker.now() + TIME_FOR_LAST_LOOK;
         }
-        let next_look = worker.now() + Duration::from_millis(50);
+        let next_look = worker.now() + LOOK;
         match worker.next_event(deadline.min(next_look), &deaf) {
             WorkerEvent::Line(line) => {
                 if let Ok(message) = serde_json::from_str(&line) {
