@@ -6,17 +6,24 @@
 //!
 //! ## How it is judged
 //! Counters before and after the burn. `fail`: an Xid of this GPU, uncorrectable ECC errors, rows remapped or pages retired
-//! for uncorrectable errors, a remapping that failed. `warn`: correctable ECC errors, rows remapped or pages retired for
-//! them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it. Skipped where
-//! no burn was asked for.
+//! for uncorrectable errors, a remapping that failed, and so many correctable ECC errors within the burn that they are no
+//! single weak cell: above 20,000,000, or 10,000 in SRAM. `warn`: fewer correctable ECC errors, rows remapped or pages
+//! retired for them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it.
+//! Skipped where no burn was asked for.
+//!
+//! So many (seen on an H200: 12 million a second, and every product right) mean a part of the memory in which nearly every
+//! access is corrected. It has nothing left to correct the next error with, and that one ends the job.
 //!
 //! ## What to do
 //! For an Xid, see `kernel_log_xid`. For ECC errors, drain the node, reset the GPU and burn again; if errors return, run
 //! NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>. The thresholds of
+//! correctable errors are those at which azurehpc-health-checks takes a node out (`check_gpu_ecc 20000000 10000`), there
+//! since the driver was loaded, here within one burn.
 
+use super::ecc_errors::{DRAM_CORRECTABLE_MAXIMUM, SRAM_CORRECTABLE_MAXIMUM};
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
 use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog};
@@ -50,6 +57,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             &after.ecc_volatile,
             |it| (uncorrectable(it), correctable(it)),
         ),
+        Ok(flood(&before.ecc_volatile, &after.ecc_volatile)),
         // A reset of the driver clears the volatile counters and not these.
         compare(
             "ECC errors in the GPU's lifetime",
@@ -130,6 +138,29 @@ fn compare<T>(
     })
 }
 
+/// Correctable errors in a number that is bad in itself. Counters that were not read are what [`compare`] tells of.
+fn flood(before: &Reading<EccErrors>, after: &Reading<EccErrors>) -> Outcome {
+    let (Some(before), Some(after)) = (before.value(), after.value()) else {
+        return Outcome::skip("ECC errors were not counted twice");
+    };
+    let new = |count: fn(&EccErrors) -> u64| count(after).saturating_sub(count(before));
+    let in_sram = new(|it| it.sram_correctable.unwrap_or(0));
+    let flood = |count: u64, place: &str, maximum: u64| {
+        Outcome::fail(format!(
+            "{count} correctable {place}ECC errors during the burn, more than {maximum}"
+        ))
+        .expected("no change during the burn")
+        .remedy(REMEDY)
+    };
+    if in_sram > SRAM_CORRECTABLE_MAXIMUM {
+        flood(in_sram, "SRAM ", SRAM_CORRECTABLE_MAXIMUM)
+    } else if new(correctable) > DRAM_CORRECTABLE_MAXIMUM {
+        flood(new(correctable), "", DRAM_CORRECTABLE_MAXIMUM)
+    } else {
+        Outcome::pass("no new errors")
+    }
+}
+
 fn uncorrectable(errors: &EccErrors) -> u64 {
     let by_place = errors.sram_uncorrectable.unwrap_or(0) + errors.dram_uncorrectable.unwrap_or(0);
     errors.total_uncorrectable.unwrap_or(0).max(by_place)
@@ -183,6 +214,28 @@ mod tests {
         assert_eq!(verdict, Verdict::Fail);
         let verdict = judge(|log| log.after.pcie_replays = Reading::Value(3));
         assert_eq!(verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn correctable_errors_in_great_number_fail() {
+        let verdict = |in_sram: u64, in_dram: u64| {
+            let count = |sram, dram| {
+                Reading::Value(EccErrors {
+                    sram_correctable: Some(sram),
+                    dram_correctable: Some(dram),
+                    ..EccErrors::default()
+                })
+            };
+            judge(|log| {
+                log.before.ecc_volatile = count(5, 7);
+                log.after.ecc_volatile = count(5 + in_sram, 7 + in_dram);
+            })
+        };
+        assert_eq!(verdict(0, 0), Verdict::Pass);
+        assert_eq!(verdict(0, 20_000_000), Verdict::Warn);
+        assert_eq!(verdict(0, 20_000_001), Verdict::Fail);
+        assert_eq!(verdict(10_000, 0), Verdict::Warn);
+        assert_eq!(verdict(10_001, 0), Verdict::Fail);
     }
 
     #[test]

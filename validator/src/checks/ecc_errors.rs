@@ -42,9 +42,9 @@ pub(crate) const CHECK: Check = Check {
 /// Uncorrectable errors since the driver was loaded: DCGM objects to any.
 const VOLATILE_UNCORRECTABLE_MAXIMUM: u64 = 0;
 /// azurehpc-health-checks' threshold of correctable DRAM errors.
-const DRAM_CORRECTABLE_MAXIMUM: u64 = 20_000_000;
+pub(super) const DRAM_CORRECTABLE_MAXIMUM: u64 = 20_000_000;
 /// azurehpc-health-checks' threshold of SRAM errors.
-const SRAM_CORRECTABLE_MAXIMUM: u64 = 10_000;
+pub(super) const SRAM_CORRECTABLE_MAXIMUM: u64 = 10_000;
 
 const REMEDY: &str = "drain the node and reset the GPU; if errors return, run NVIDIA's field diagnostic and return the GPU";
 
