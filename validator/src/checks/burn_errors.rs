@@ -23,7 +23,7 @@
 //! correctable errors are those at which azurehpc-health-checks takes a node out (`check_gpu_ecc 20000000 10000`), there
 //! since the driver was loaded, here within one burn.
 
-use super::ecc_errors::{DRAM_CORRECTABLE_MAXIMUM, SRAM_CORRECTABLE_MAXIMUM};
+use super::ecc_errors::{correctable, too_many_correctable, uncorrectable};
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
 use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog};
@@ -55,7 +55,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             "ECC errors",
             &before.ecc_volatile,
             &after.ecc_volatile,
-            |it| (uncorrectable(it), correctable(it)),
+            by_kind,
         ),
         Ok(flood(&before.ecc_volatile, &after.ecc_volatile)),
         // A reset of the driver clears the volatile counters and not these.
@@ -63,7 +63,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             "ECC errors in the GPU's lifetime",
             &before.ecc_aggregate,
             &after.ecc_aggregate,
-            |it| (uncorrectable(it), correctable(it)),
+            by_kind,
         ),
         compare(
             "row remapping",
@@ -143,32 +143,29 @@ fn flood(before: &Reading<EccErrors>, after: &Reading<EccErrors>) -> Outcome {
     let (Some(before), Some(after)) = (before.value(), after.value()) else {
         return Outcome::skip("ECC errors were not counted twice");
     };
-    let new = |count: fn(&EccErrors) -> u64| count(after).saturating_sub(count(before));
-    let in_sram = new(|it| it.sram_correctable.unwrap_or(0));
-    let flood = |count: u64, place: &str, maximum: u64| {
-        Outcome::fail(format!(
-            "{count} correctable {place}ECC errors during the burn, more than {maximum}"
-        ))
-        .expected("no change during the burn")
-        .remedy(REMEDY)
+    let new = |count: fn(&EccErrors) -> Option<u64>| {
+        Some(count(after)?.saturating_sub(count(before).unwrap_or(0)))
     };
-    if in_sram > SRAM_CORRECTABLE_MAXIMUM {
-        flood(in_sram, "SRAM ", SRAM_CORRECTABLE_MAXIMUM)
-    } else if new(correctable) > DRAM_CORRECTABLE_MAXIMUM {
-        flood(new(correctable), "", DRAM_CORRECTABLE_MAXIMUM)
-    } else {
-        Outcome::pass("no new errors")
-    }
+    let errors = EccErrors {
+        sram_correctable: new(|it| it.sram_correctable),
+        dram_correctable: new(|it| it.dram_correctable),
+        total_correctable: new(correctable),
+        ..EccErrors::default()
+    };
+    let Some((place, count, maximum)) = too_many_correctable(&errors) else {
+        return Outcome::pass("no new errors");
+    };
+    Outcome::fail(format!(
+        "{count} correctable{place} ECC errors during the burn, more than {maximum}"
+    ))
+    .expected("no change during the burn")
+    .remedy(REMEDY)
 }
 
-fn uncorrectable(errors: &EccErrors) -> u64 {
-    let by_place = errors.sram_uncorrectable.unwrap_or(0) + errors.dram_uncorrectable.unwrap_or(0);
-    errors.total_uncorrectable.unwrap_or(0).max(by_place)
-}
-
-fn correctable(errors: &EccErrors) -> u64 {
-    let by_place = errors.sram_correctable.unwrap_or(0) + errors.dram_correctable.unwrap_or(0);
-    errors.total_correctable.unwrap_or(0).max(by_place)
+/// What fails and what warns when it grew; a counter that the GPU does not keep did not.
+fn by_kind(errors: &EccErrors) -> (u64, u64) {
+    let [uncorrectable, correctable] = [uncorrectable(errors), correctable(errors)];
+    (uncorrectable.unwrap_or(0), correctable.unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -42,9 +42,9 @@ pub(crate) const CHECK: Check = Check {
 /// Uncorrectable errors since the driver was loaded: DCGM objects to any.
 const VOLATILE_UNCORRECTABLE_MAXIMUM: u64 = 0;
 /// azurehpc-health-checks' threshold of correctable DRAM errors.
-pub(super) const DRAM_CORRECTABLE_MAXIMUM: u64 = 20_000_000;
+const DRAM_CORRECTABLE_MAXIMUM: u64 = 20_000_000;
 /// azurehpc-health-checks' threshold of SRAM errors.
-pub(super) const SRAM_CORRECTABLE_MAXIMUM: u64 = 10_000;
+const SRAM_CORRECTABLE_MAXIMUM: u64 = 10_000;
 
 const REMEDY: &str = "drain the node and reset the GPU; if errors return, run NVIDIA's field diagnostic and return the GPU";
 
@@ -134,30 +134,40 @@ fn judge_correctable(gpu: &GpuFacts, policy: &Policy) -> Judgement {
     if policy.ecc_volatile_correctable_maximum.is_some() && correctable(errors).is_none() {
         return Err(no_counter("correctable ECC errors"));
     }
-    let limits = match policy.ecc_volatile_correctable_maximum {
-        Some(maximum) => vec![("", correctable(errors), maximum)],
-        None => vec![
-            (" DRAM", errors.dram_correctable, DRAM_CORRECTABLE_MAXIMUM),
-            (" SRAM", errors.sram_correctable, SRAM_CORRECTABLE_MAXIMUM),
-            // GPUs that count only a total: no part of it can be larger.
-            ("", errors.total_correctable, DRAM_CORRECTABLE_MAXIMUM),
-        ],
+    let excess = match policy.ecc_volatile_correctable_maximum {
+        Some(maximum) => above("", correctable(errors), maximum),
+        None => too_many_correctable(errors),
     };
-    for (place, count, maximum) in limits {
-        if let Some(count) = count.filter(|it| *it > maximum) {
-            return Ok(Outcome::warn(format!(
-                "{count} correctable{place} ECC errors since the driver was loaded, more than {maximum}"
-            ))
-            .expected(format!("at most {maximum}"))
-            .observed(count)
-            .remedy("watch this GPU: many corrected errors come before uncorrectable ones"));
-        }
-    }
-    Ok(Outcome::pass("few or no correctable ECC errors"))
+    Ok(match excess {
+        Some((place, count, maximum)) => Outcome::warn(format!(
+            "{count} correctable{place} ECC errors since the driver was loaded, more than {maximum}"
+        ))
+        .expected(format!("at most {maximum}"))
+        .observed(count)
+        .remedy("watch this GPU: many corrected errors come before uncorrectable ones"),
+        None => Outcome::pass("few or no correctable ECC errors"),
+    })
+}
+
+/// A place with a space before it, how many errors were counted there, and how many are too many.
+type Excess = (&'static str, u64, u64);
+
+/// The first place where more errors were corrected than azurehpc-health-checks accepts.
+pub(super) fn too_many_correctable(errors: &EccErrors) -> Option<Excess> {
+    let dram = above(" DRAM", errors.dram_correctable, DRAM_CORRECTABLE_MAXIMUM);
+    let sram = || above(" SRAM", errors.sram_correctable, SRAM_CORRECTABLE_MAXIMUM);
+    // GPUs that count only a total: no part of it can be larger.
+    let total = || above("", errors.total_correctable, DRAM_CORRECTABLE_MAXIMUM);
+    dram.or_else(sram).or_else(total)
+}
+
+fn above(place: &'static str, count: Option<u64>, maximum: u64) -> Option<Excess> {
+    let count = count.filter(|it| *it > maximum)?;
+    Some((place, count, maximum))
 }
 
 /// The greater of total and sum of the parts; `None` when the GPU keeps no such counter at all.
-fn uncorrectable(errors: &EccErrors) -> Option<u64> {
+pub(super) fn uncorrectable(errors: &EccErrors) -> Option<u64> {
     greatest(
         errors.total_uncorrectable,
         errors.sram_uncorrectable,
@@ -165,7 +175,7 @@ fn uncorrectable(errors: &EccErrors) -> Option<u64> {
     )
 }
 
-fn correctable(errors: &EccErrors) -> Option<u64> {
+pub(super) fn correctable(errors: &EccErrors) -> Option<u64> {
     greatest(
         errors.total_correctable,
         errors.sram_correctable,
