@@ -67,3 +67,18 @@ fn neither_a_working_folder_nor_standard_streams_are_needed() {
         assert_eq!(ran.report.finding("cuda_kernel")["verdict"], "pass");
     }
 }
+
+/// Workers then open the nodes of all GPUs, as any program does.
+#[test]
+fn a_kernel_without_landlock_costs_no_verdict() {
+    let node = Node::healthy("h200x8");
+    let healthy = node.run(&["--level", "standard"]);
+    let run = node.run_command(&["--level", "standard"]);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/without_landlock.py");
+    let mut without = in_place_of(&run, "python3");
+    without.arg(script).arg(run.get_program());
+    without.args(run.get_args());
+    let ran = node.finish(&mut without);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(ran.report.verdicts(), healthy.report.verdicts());
+}

@@ -120,6 +120,19 @@ mod tests {
     }
 
     #[test]
+    fn the_commonest_gpus_are_held_against_what_was_measured() {
+        for (name, kernels, precision, expected) in [
+            ("H100 SXM 80GB", "sm_90a", Precision::Bf16, 694.0),
+            ("H100 SXM 80GB", "cublaslt", Precision::Fp64, 52.0),
+            ("H200 SXM", "sm_90a", Precision::Bf16, 663.0),
+        ] {
+            let rate = gemm_rate(model(name), kernels, precision);
+            let is_it = |rate| matches!(rate, GemmRate::Measured { tflops, .. } if (tflops - expected).abs() < 0.01);
+            assert!(rate.is_some_and(is_it), "{name} {kernels}: {rate:?}");
+        }
+    }
+
+    #[test]
     fn what_nobody_knows_is_not_guessed() {
         let bf16 = |name, kernels| gemm_rate(model(name), kernels, Precision::Bf16);
         assert!(matches!(
