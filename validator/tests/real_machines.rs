@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use validator::facts::Facts;
+use validator::facts::{Facts, Reading};
 use validator::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use validator::level::Level;
 use validator::profile::Profile;
@@ -86,6 +86,41 @@ fn four_burned_h200s() {
 }
 
 #[test]
+fn one_burned_h100() {
+    holds_to_the_verdicts("h100x1", 1);
+}
+
+/// It has no neighbours that are faster.
+#[test]
+fn a_lone_gpu_is_held_against_what_its_model_reaches() {
+    let healthy = judge("h100x1").facts;
+    for (share, expected) in [
+        (0.95, Verdict::Pass),
+        (0.8, Verdict::Warn),
+        (0.6, Verdict::Fail),
+    ] {
+        let mut facts = healthy.clone();
+        let runs = facts.load.burn.values_mut();
+        for reading in runs {
+            let Reading::Value(run) = reading else {
+                panic!("the GPU was not burned: {reading:?}")
+            };
+            for products in &mut run.precisions {
+                products.tflops *= share;
+                let intervals = products.tflops_intervals.iter_mut();
+                #[expect(clippy::cast_possible_truncation, reason = "a few digits count")]
+                intervals.for_each(|it| *it *= share as f32);
+            }
+        }
+        let run = Run::judged(facts, &Profile::default(), "built-in", Level::Standard);
+        let mut findings = run.findings.iter();
+        let finding = findings.find(|it| it.check == "gemm_throughput");
+        let finding = finding.expect("it is judged");
+        assert_eq!(finding.verdict, expected, "{share}: {}", finding.summary);
+    }
+}
+
+#[test]
 fn four_burned_h100s() {
     holds_to_the_verdicts("h100x4", 4);
 }
@@ -108,5 +143,5 @@ fn every_file_of_facts_has_its_verdicts() {
             );
         }
     }
-    assert_eq!(machines, 4);
+    assert_eq!(machines, 5);
 }
