@@ -477,6 +477,24 @@ fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
     assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
 }
 
+/// It was seen on an H100 that a job had half of: 46 % of the rate, and every product right.
+#[test]
+fn a_gpu_that_is_slow_because_others_use_it_is_not_broken() {
+    let slow = "gpus.2.speed=0.45";
+    let alone = Node::with(NODE, &[], &[slow]);
+    let ran = burn(&alone, &["--duration", "2.5s", "--share"]);
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    let job = "processes.job={gpu: 2, pid: 4000001, memory: 4GiB}";
+    let shared = Node::with(NODE, &[], &[slow, job]);
+    let ran = burn(&shared, &["--duration", "2.5s", "--share"]);
+    assert_eq!(ran.code, 4, "{}", ran.stdout);
+    let summary = summary(&shared, &ran.report, "gemm_throughput", 2);
+    let others = "others used the GPU meanwhile: unknown name (pid 4000001, 4096 MiB)";
+    assert!(summary.ends_with(others), "{summary}");
+    let finding = finding(&shared, &ran.report, "gemm_numerics", 2);
+    assert_eq!(finding["verdict"], "pass", "{finding}");
+}
+
 #[test]
 fn a_gpu_in_mig_mode_is_burned_through_a_slice() {
     let node = Node::healthy("mig");

@@ -4,7 +4,7 @@ use crate::facts::{
     BurnPlan, BurnRun, Facts, GpuFacts, Precision, PrecisionRun, Reading, SensorLog, SensorSample,
     WorkerEnd,
 };
-use crate::findings::Outcome;
+use crate::findings::{Judgement, Outcome, Verdict};
 use crate::profile::Profile;
 use crate::reference::{self, GemmRate};
 use crate::{expect, machine};
@@ -112,6 +112,43 @@ pub(crate) fn sensors_of<'f>(
 
 /// Sensors are read several times a second, on a host that may be busy.
 const MEASURED_MINIMUM_S: f64 = 1.0;
+
+/// Others who used this GPU while it was burned, in words; `None` where nobody was seen.
+fn others_on(gpu: &GpuFacts, facts: &Facts) -> Option<String> {
+    let log = facts.load.sensors.get(gpu.uuid.value()?);
+    let during = log.map_or(&[][..], |it| &it.other_processes);
+    // Those that were there before are there where the GPU was to be shared; without sensors nobody else is known.
+    let before = gpu.processes.value().map_or(&[][..], Vec::as_slice);
+    let seen = [during, before].into_iter().find(|it| !it.is_empty())?;
+    Some(machine::processes_in_words(seen))
+}
+
+/// A GPU that others use is slow without being broken: it is busy where it would fail, and a warning names them.
+pub(crate) fn unless_others_use_it(
+    judgement: Judgement,
+    gpu: &GpuFacts,
+    facts: &Facts,
+) -> Judgement {
+    let Some(others) = others_on(gpu, facts) else {
+        return judgement;
+    };
+    let told = |outcome: Outcome| {
+        let summary = format!(
+            "{}; others used the GPU meanwhile: {others}",
+            outcome.summary
+        );
+        match outcome.verdict {
+            Verdict::Fail => Outcome {
+                expected: outcome.expected,
+                observed: outcome.observed,
+                ..Outcome::busy(summary).remedy("run again when nobody else uses the GPU")
+            },
+            Verdict::Warn => Outcome { summary, ..outcome },
+            _ => outcome,
+        }
+    };
+    judgement.map(told).map_err(told)
+}
 
 /// The samples from the first product to the last.
 pub(crate) fn samples_under_load<'f>(

@@ -1,7 +1,8 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
 
 use crate::facts::{
-    ComputeCapability, Facts, GpuFacts, ImageFacts, KernelModules, PciDevice, Reading, ServiceState,
+    ComputeCapability, Facts, GpuFacts, GpuProcess, ImageFacts, KernelModules, PciDevice, Reading,
+    ServiceState,
 };
 use crate::findings::{GpuSubject, Outcome};
 use crate::profile::{Profile, ServiceRequirement, Severity};
@@ -189,6 +190,31 @@ pub(crate) fn requirement_word(requirement: ServiceRequirement) -> &'static str 
         ServiceRequirement::Installed => "installed",
         ServiceRequirement::Inactive => "inactive",
     }
+}
+
+/// A job may have hundreds of processes; a person reads the first few.
+const NAMED_PROCESSES_MAXIMUM: usize = 5;
+
+/// Processes by name, number and memory: `python3 (pid 4242, 600 MiB)`.
+pub(crate) fn processes_in_words(processes: &[GpuProcess]) -> String {
+    let mut words: Vec<String> = processes
+        .iter()
+        .take(NAMED_PROCESSES_MAXIMUM)
+        .map(|process| {
+            let name = process.name.as_deref().unwrap_or("unknown name");
+            let graphics = if process.graphics { ", graphics" } else { "" };
+            let memory = process
+                .used_memory_bytes
+                .map(|it| format!(", {} MiB", it >> 20))
+                .unwrap_or_default();
+            format!("{name} (pid {}{graphics}{memory})", process.pid)
+        })
+        .collect();
+    let rest = processes.len().saturating_sub(NAMED_PROCESSES_MAXIMUM);
+    if rest > 0 {
+        words.push(format!("{rest} more"));
+    }
+    words.join(", ")
 }
 
 /// Where on the bus and by which name a person finds this GPU.

@@ -4,8 +4,9 @@
 //! A GPU that stays cold under full load does not compute as it should: clocks are held down, or power is missing.
 //!
 //! ## How it is judged
-//! Mean power over the second half of the burn: `warn` below 75 % of the power limit, `error` where no power was read.
-//! Skipped where no burn was asked for, where it lasted less than five seconds, and for MIG devices, which are parts.
+//! Mean power over the second half of the burn: `warn` below 75 % of the power limit, which names other users of the GPU if there
+//! were any; `error` where no power was read. Skipped where no burn was asked for, where it lasted less than five seconds,
+//! and for MIG devices, which are parts.
 //!
 //! ## What to do
 //! See `burn_throttling`, `power_limit` and `clocks` for what holds the GPU back.
@@ -52,6 +53,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             "power or its limit were not read during the burn",
         ));
     };
+    burned::unless_others_use_it(Ok(judge_power(mean_mw, limit_mw)), gpu, facts)
+}
+
+fn judge_power(mean_mw: f64, limit_mw: f64) -> Outcome {
     let text = format!(
         "{:.0} W of {:.0} W in the second half of the burn",
         mean_mw / 1000.0,
@@ -60,14 +65,14 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     // Written so that a limit of nothing is no limit that was reached.
     let is_hot = limit_mw > 0.0 && mean_mw >= limit_mw * SHARE_MINIMUM;
     if !is_hot {
-        return Ok(Outcome::warn(text)
+        return Outcome::warn(text)
             .expected(format!(
                 "at least {:.0} % of the limit",
                 SHARE_MINIMUM * 100.0
             ))
-            .remedy("see burn_throttling, power_limit and clocks"));
+            .remedy("see burn_throttling, power_limit and clocks");
     }
-    Ok(Outcome::pass(text))
+    Outcome::pass(text)
 }
 
 #[cfg(test)]

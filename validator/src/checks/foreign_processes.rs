@@ -21,6 +21,7 @@ use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts, GpuProcess};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
+use crate::machine::processes_in_words;
 use crate::profile::{Profile, Requirement};
 
 pub(crate) const CHECK: Check = Check {
@@ -30,9 +31,6 @@ pub(crate) const CHECK: Check = Check {
     judge: Judge::EachGpu(judge),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
-
-/// A job may have hundreds of processes; a person reads the first few.
-const NAMED_PROCESSES_MAXIMUM: usize = 5;
 
 fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
     let policy = profile.policy.foreign_processes;
@@ -49,7 +47,11 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         }
         return Ok(Outcome::pass("no process uses the GPU"));
     }
-    let text = format!("{} the GPU: {}", count_use(processes), in_words(processes));
+    let text = format!(
+        "{} the GPU: {}",
+        count_use(processes),
+        processes_in_words(processes)
+    );
     let outcome = match policy {
         Some(Requirement::Allowed | Requirement::Required) => return Ok(Outcome::pass(text)),
         Some(Requirement::Forbidden) => Outcome::fail(text),
@@ -57,7 +59,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
     };
     Ok(outcome
         .expected("no process")
-        .observed(in_words(processes))
+        .observed(processes_in_words(processes))
         .remedy("find out whose they are (ps -fp <pid>) and let them end; if they belong here, state policy.foreign_processes in the profile"))
 }
 
@@ -66,27 +68,6 @@ fn count_use(processes: &[GpuProcess]) -> String {
         1 => "1 process uses".to_owned(),
         count => format!("{count} processes use"),
     }
-}
-
-fn in_words(processes: &[GpuProcess]) -> String {
-    let mut words: Vec<String> = processes
-        .iter()
-        .take(NAMED_PROCESSES_MAXIMUM)
-        .map(|process| {
-            let name = process.name.as_deref().unwrap_or("unknown name");
-            let graphics = if process.graphics { ", graphics" } else { "" };
-            let memory = process
-                .used_memory_bytes
-                .map(|it| format!(", {} MiB", it >> 20))
-                .unwrap_or_default();
-            format!("{name} (pid {}{graphics}{memory})", process.pid)
-        })
-        .collect();
-    let rest = processes.len().saturating_sub(NAMED_PROCESSES_MAXIMUM);
-    if rest > 0 {
-        words.push(format!("{rest} more"));
-    }
-    words.join(", ")
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 //!
 //! ## How it is judged
 //! The rates of the intervals of half a second, the first second of each precision left out. `warn` when one in twenty or more
-//! lies more than 10 % below the median. `error` where a rate is no number. Skipped where there are fewer than six
-//! intervals, for MIG devices, whose GPU may have other guests, and where no burn was asked for.
+//! lies more than 10 % below the median, which names other users of the GPU if there were any. `error` where a rate is no
+//! number. Skipped where there are fewer than six intervals, for MIG devices, whose GPU may have other guests, and where no
+//! burn was asked for.
 //!
 //! ## What to do
 //! See `burn_throttling` and `burn_temperature` for that time; look for other users of the GPU, and for what else the host does.
@@ -48,7 +49,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             "nothing was multiplied, which gemm_numerics reports",
         ));
     }
-    worst_of(run.precisions.iter().map(judge_products))
+    let worst = worst_of(run.precisions.iter().map(judge_products));
+    burned::unless_others_use_it(worst, gpu, facts)
 }
 
 fn judge_products(products: &PrecisionRun) -> Judgement {

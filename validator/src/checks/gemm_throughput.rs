@@ -11,6 +11,9 @@
 //! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more than 10 % below, `warn` more
 //!   than 5 % below.
 //!
+//! Where others used the GPU meanwhile (`--share`, or a process that came in the middle), a GPU that would fail is busy instead: an
+//! `error`, and exit code 4.
+//!
 //! `error` where the rate is no number. Skipped where there is neither reference nor another GPU, where the burn lasted less
 //! than two seconds, where no product was verified (`gemm_numerics` reports that), for MIG devices, and where no burn was
 //! asked for.
@@ -68,11 +71,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             profile,
         ));
     }
-    worst_of(
-        run.precisions
-            .iter()
-            .map(|products| judge_products(products, run, gpu, facts, profile)),
-    )
+    let precisions = run.precisions.iter();
+    let worst =
+        worst_of(precisions.map(|products| judge_products(products, run, gpu, facts, profile)));
+    burned::unless_others_use_it(worst, gpu, facts)
 }
 
 fn judge_products(
@@ -282,6 +284,7 @@ mod tests {
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{
         burned_node, burned_node_with, healthy_node, judge_check, make_model_unknown,
+        python_process,
     };
 
     /// Each of eight H200s as `rates` says, in the order of their UUIDs, which is that of the GPUs.
@@ -322,6 +325,35 @@ mod tests {
         );
         let findings = judge_check(&CHECK, &healthy_node(), "{}");
         assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn a_slow_gpu_that_others_use_is_busy() {
+        let with_others = |tflops, during: usize, before: usize| {
+            let mut facts =
+                node(|index, products| set_rate(products, if index == 2 { tflops } else { 660.0 }));
+            let uuid = facts.gpus[2].uuid.value().cloned().expect("it has one");
+            let log = facts.load.sensors.get_mut(&uuid).expect("they were read");
+            log.other_processes = vec![python_process(600); during];
+            facts.gpus[2].processes = Reading::Value(vec![python_process(500); before]);
+            judge_check(&CHECK, &facts, "{}").swap_remove(2)
+        };
+        let alone = with_others(330.0, 0, 0);
+        assert_eq!((alone.verdict, alone.busy), (Verdict::Fail, false));
+        for (during, before, memory) in [(1, 0, "600 MiB"), (0, 1, "500 MiB")] {
+            let finding = with_others(330.0, during, before);
+            assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
+            let end = format!("others used the GPU meanwhile: python3 (pid 4242, {memory})");
+            assert!(finding.summary.ends_with(&end), "{}", finding.summary);
+            assert!(finding.observed.is_some() && finding.expected.is_some());
+        }
+        // Between 90 and 95 % of the others; who was there is said.
+        let finding = with_others(610.0, 1, 0);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.summary.contains("python3"), "{}", finding.summary);
+        let finding = with_others(660.0, 1, 0);
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(!finding.summary.contains("python3"), "{}", finding.summary);
     }
 
     #[test]

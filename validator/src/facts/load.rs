@@ -311,6 +311,9 @@ pub struct SensorLog {
     pub after: LoadCounters,
     /// Xids that the kernel log gained during the load and that name this GPU's PCI address.
     pub xids: Vec<u32>,
+    /// Processes of others that NVML listed on this GPU during the load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_processes: Vec<super::GpuProcess>,
     /// Why sampling ended early, if it did.
     pub trouble: Option<String>,
 }

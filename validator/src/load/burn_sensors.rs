@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::burn_state::State;
-use crate::facts::{SensorLog, SensorSample};
+use crate::facts::{GpuProcess, SensorLog, SensorSample};
 use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
@@ -29,6 +29,8 @@ const SECONDS_BEFORE_LOAD: f32 = 1.0;
 struct Watched {
     log: SensorLog,
     samples: Vec<(Instant, SensorSample)>,
+    /// Of others, by their numbers, as they were seen last.
+    processes: BTreeMap<u32, (Instant, GpuProcess)>,
     after_was_read: bool,
 }
 
@@ -117,10 +119,14 @@ fn finished_log(watched: Watched, began: Instant, trouble: Option<&str>) -> Sens
         })
         .filter(|sample| sample.t >= -SECONDS_BEFORE_LOAD)
         .collect();
+    // Before its load a GPU's worker may not be there yet, and one of the others would be taken for it.
+    let processes = watched.processes.into_values();
+    let others = processes.filter(|(seen, _)| *seen >= began).map(|it| it.1);
     let missing = (!watched.after_was_read)
         .then(|| "the sensors were not read to the end of the load".to_owned());
     SensorLog {
         samples: thinned(samples),
+        other_processes: others.collect(),
         trouble: trouble.map(str::to_owned).or(missing),
         ..watched.log
     }
@@ -218,6 +224,13 @@ fn take(
                 state.change(&uuid, |it| it.sensors = Some(sample));
             }
         }
+        SensorMessage::Processes { uuid, processes } => {
+            if let Some(it) = watched.get_mut(&uuid) {
+                let now = Instant::now();
+                let seen = processes.into_iter().map(|it| (it.pid, (now, it)));
+                it.processes.extend(seen);
+            }
+        }
         SensorMessage::After { uuid, counters } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 it.log.after = *counters;
@@ -272,6 +285,33 @@ mod tests {
         assert!(seconds_from(began, just_before).is_sign_positive());
         let long_before = began.checked_sub(Duration::from_millis(2)).expect("later");
         assert!((seconds_from(began, long_before) + 0.002).abs() < 1e-9);
+    }
+
+    #[test]
+    fn of_others_those_are_kept_that_were_there_under_load() {
+        let began = Instant::now();
+        let process = |pid| GpuProcess {
+            pid,
+            ..GpuProcess::default()
+        };
+        let mut watched = BTreeMap::from([("GPU-0".to_owned(), Watched::default())]);
+        let mut list = |pids: &[u32]| {
+            let message = SensorMessage::Processes {
+                uuid: "GPU-0".to_owned(),
+                processes: pids.iter().copied().map(process).collect(),
+            };
+            take(message, &State::default(), &mut watched, &mut None);
+        };
+        list(&[7, 8]);
+        std::thread::sleep(Duration::from_millis(2));
+        let load_began = Instant::now();
+        list(&[8]);
+        list(&[8, 9]);
+        assert!(load_began > began);
+        let watched = watched.remove("GPU-0").expect("it is watched");
+        let log = finished_log(watched, load_began, None);
+        let pids: Vec<u32> = log.other_processes.iter().map(|it| it.pid).collect();
+        assert_eq!(pids, [8, 9]);
     }
 
     #[test]

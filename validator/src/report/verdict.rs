@@ -58,7 +58,7 @@ pub fn sentence(run: &Run) -> String {
             named(Verdict::Error)
         ),
         ExitStatus::Busy => format!(
-            "nothing failed, but no load was put on GPUs that others are using: {}",
+            "nothing failed, but GPUs that others are using could not be judged under load: {}",
             named(Verdict::Error)
         ),
         ExitStatus::BadInput => "the input could not be used".to_owned(),

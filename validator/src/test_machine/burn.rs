@@ -37,6 +37,7 @@ pub(crate) fn burned_node() -> Facts {
             before: counters.clone(),
             after: counters,
             xids: Vec::new(),
+            other_processes: Vec::new(),
             trouble: None,
         };
         facts.load.sensors.insert(uuid.clone(), sensors);

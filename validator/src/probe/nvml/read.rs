@@ -601,8 +601,21 @@ impl GpuReader<'_> {
         })
     }
 
-    /// A process that both computes and draws is listed once, as one that draws.
+    /// Those of others.
     fn processes(&self) -> Called<Vec<GpuProcess>> {
+        let mut processes = self.all_processes()?;
+        processes.retain(|it| !is_own_process(it.pid));
+        Ok(processes)
+    }
+
+    /// Those of others while a worker of this validator works the GPU; none where the driver does not say.
+    pub(super) fn processes_beside_a_worker(&self) -> Vec<GpuProcess> {
+        let all = self.all_processes().unwrap_or_default();
+        beside_a_worker(all, is_own_process)
+    }
+
+    /// A process that both computes and draws is listed once, as one that draws.
+    fn all_processes(&self) -> Called<Vec<GpuProcess>> {
         let mut processes: Vec<GpuProcess> = Vec::new();
         let graphics = self.optional(self.device.graphics_processes())?;
         let listed = [
@@ -611,8 +624,7 @@ impl GpuReader<'_> {
         ];
         for (graphics, list) in listed {
             for (pid, used_memory_bytes) in list {
-                let known = processes.iter().any(|it| it.pid == pid);
-                if !known && !is_own_process(pid) {
+                if !processes.iter().any(|it| it.pid == pid) {
                     processes.push(GpuProcess {
                         pid,
                         name: process_name(pid),
@@ -624,6 +636,24 @@ impl GpuReader<'_> {
         }
         Ok(processes)
     }
+}
+
+/// Of the processes on a GPU that a worker works, those of others. Where none of them is our own, the driver counts processes
+/// in another namespace than ours, and the worker is the one that holds most of the memory.
+fn beside_a_worker(
+    mut processes: Vec<GpuProcess>,
+    is_own: impl Fn(u32) -> bool,
+) -> Vec<GpuProcess> {
+    let count = processes.len();
+    processes.retain(|it| !is_own(it.pid));
+    if processes.len() == count {
+        let memory = |it: &(usize, &GpuProcess)| it.1.used_memory_bytes;
+        let worker = processes.iter().enumerate().max_by_key(memory);
+        if let Some((worker, _)) = worker {
+            processes.remove(worker);
+        }
+    }
+    processes
 }
 
 /// The links up to the last one that answers, by their numbers. One that is refused below another that answers is a link
@@ -764,6 +794,26 @@ fn unhealthy_parts(mask: u32) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_is_not_taken_for_somebody_else() {
+        let process = |(pid, mib): (u32, u64)| GpuProcess {
+            pid,
+            used_memory_bytes: Some(mib << 20),
+            ..GpuProcess::default()
+        };
+        let beside = |listed: &[(u32, u64)], own: u32| -> Vec<u32> {
+            let all = listed.iter().copied().map(process).collect();
+            let others = beside_a_worker(all, |pid| pid == own);
+            others.into_iter().map(|it| it.pid).collect()
+        };
+        assert_eq!(beside(&[(40, 77_000)], 40), [0_u32; 0]);
+        assert_eq!(beside(&[(40, 500), (50, 77_000)], 40), [50]);
+        // Numbers of another namespace, which say nothing of whose they are.
+        assert_eq!(beside(&[(9040, 77_000)], 40), [0_u32; 0]);
+        assert_eq!(beside(&[(9050, 500), (9040, 77_000)], 40), [9050]);
+        assert_eq!(beside(&[], 40), [0_u32; 0]);
+    }
 
     #[test]
     fn a_healthy_mask_names_nothing() {

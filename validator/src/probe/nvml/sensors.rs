@@ -12,11 +12,14 @@ use super::calls::Calls;
 use super::driver::{Device, NvmlLibrary};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
-use crate::facts::{LoadCounters, SensorSample};
+use crate::facts::{GpuProcess, LoadCounters, SensorSample};
 use crate::probe::libraries;
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
+/// The processes are listed at every fifth look: it takes the driver 0.2 ms a GPU, and 80 where another begins or ends
+/// (BENCHMARKS.md).
+const LOOKS_A_LIST: u32 = 5;
 
 /// One line on the worker's stdout.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +33,11 @@ pub(crate) enum SensorMessage {
     Sample {
         uuid: String,
         sample: SensorSample,
+    },
+    /// Of others, on a GPU that a worker works.
+    Processes {
+        uuid: String,
+        processes: Vec<GpuProcess>,
     },
     After {
         uuid: String,
@@ -98,18 +106,34 @@ fn watch(uuids: &[String]) -> Result<(), String> {
 }
 
 fn sample_until(stop: &AtomicBool, readers: &[(&String, GpuReader<'_>)]) {
-    while !stop.load(Ordering::Relaxed) {
+    for look in 0_u32.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
         let next = Instant::now() + PERIOD;
         for (uuid, reader) in readers {
             tell(&SensorMessage::Sample {
                 uuid: (*uuid).clone(),
                 sample: reader.sample(),
             });
+            if look.is_multiple_of(LOOKS_A_LIST) {
+                tell_processes(uuid, reader);
+            }
         }
         // A signal does not end a sleep, so that it is cut into pieces.
         while !stop.load(Ordering::Relaxed) && Instant::now() < next {
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+}
+
+fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
+    let processes = reader.processes_beside_a_worker();
+    if !processes.is_empty() {
+        tell(&SensorMessage::Processes {
+            uuid: uuid.to_owned(),
+            processes,
+        });
     }
 }
 
