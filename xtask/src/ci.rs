@@ -1,8 +1,10 @@
 //! `cargo xtask ci`: everything that CI checks, in order, stopping at the first failure.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
@@ -24,6 +26,8 @@ pub(crate) struct Arguments {
 struct Step {
     name: &'static str,
     command: String,
+    /// The step before it, if both run at the same time.
+    beside: Option<&'static str>,
 }
 
 /// The order is that of cost: what takes seconds comes first.
@@ -39,6 +43,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
     let step = |name, command: &str| Step {
         name,
         command: command.to_owned(),
+        beside: None,
     };
     vec![
         step("fmt", "cargo fmt --all --check"),
@@ -89,12 +94,16 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
         ),
         step("test", "cargo test --workspace --locked --no-fail-fast"),
         step("dist", "cargo xtask dist --verify --sbom"),
+        // The portable binary's linker is one thread for minutes, and so is the compiler of what is fuzzed.
+        Step {
+            beside: Some("dist"),
+            ..step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}"))
+        },
         step("validator-image", "cargo xtask validator-image check"),
         step("images", "cargo xtask images"),
         step("fault-matrix", "cargo xtask fault-matrix"),
         step("junit-readers", "cargo xtask junit-readers"),
         step("nvml-clients", "cargo xtask nvml-clients"),
-        step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}")),
     ]
 }
 
@@ -136,21 +145,81 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn run_steps(steps: &[Step], tests: &mut Tests) -> anyhow::Result<()> {
-    for (index, Step { name, command }) in steps.iter().enumerate() {
-        println!("\n== {}/{} {name}: {command}", index + 1, steps.len());
-        let started = Instant::now();
-        let passed = if *name == "test" {
-            run_tests(command, tests)?
-        } else {
-            shell(command).status()?.success()
+    let mut left = steps.iter().zip(1..).peekable();
+    while let Some((step, number)) = left.next() {
+        let announce = |number: usize, Step { name, command, .. }: &Step| {
+            println!("\n== {number}/{} {name}: {command}", steps.len());
         };
-        let seconds = started.elapsed().as_secs_f64();
+        let other = left.next_if(|(it, _)| it.beside == Some(step.name));
+        let other_runs = other.map(|(it, _)| Beside::start(it)).transpose()?;
+        announce(number, step);
+        let outcome = run_step(step, tests);
+        // Waited for in any case: nothing is left running behind a failure.
+        let other_outcome = match (other, other_runs) {
+            (Some((step, number)), Some(runs)) => {
+                announce(number, step);
+                runs.finish()
+            }
+            _ => Ok(()),
+        };
+        outcome?;
+        other_outcome?;
+    }
+    Ok(())
+}
+
+fn run_step(step: &Step, tests: &mut Tests) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let passed = if step.name == "test" {
+        run_tests(&step.command, tests)?
+    } else {
+        shell(&step.command).status()?.success()
+    };
+    step.tell(passed, started.elapsed())
+}
+
+impl Step {
+    fn tell(&self, passed: bool, took: Duration) -> anyhow::Result<()> {
+        let Self { name, command, .. } = self;
+        let seconds = took.as_secs_f64();
         if !passed {
             bail!("FAILED: {name}, after {seconds:.1} s; to repeat it:\n  {command}");
         }
         println!("== ok, {seconds:.1} s");
+        Ok(())
     }
-    Ok(())
+}
+
+/// A step that runs beside another, whose output is shown when both have ended.
+#[derive(Debug)]
+struct Beside<'s> {
+    step: &'s Step,
+    started: Instant,
+    output: PathBuf,
+    child: Child,
+}
+
+impl<'s> Beside<'s> {
+    fn start(step: &'s Step) -> anyhow::Result<Self> {
+        let output = workspace::target().join(format!("ci-{}.log", step.name));
+        let file = File::create(&output).with_context(|| output.display().to_string())?;
+        let mut command = shell(&step.command);
+        command.stdout(file.try_clone()?).stderr(file);
+        Ok(Self {
+            step,
+            started: Instant::now(),
+            output,
+            child: command.stdin(Stdio::null()).spawn()?,
+        })
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        let passed = self.child.wait()?.success();
+        let took = self.started.elapsed();
+        let output = std::fs::read(&self.output)?;
+        print!("{}", String::from_utf8_lossy(&output));
+        self.step.tell(passed, took)
+    }
 }
 
 fn shell(command: &str) -> Command {
@@ -219,7 +288,7 @@ impl std::fmt::Display for Tests {
 
 #[cfg(test)]
 mod tests {
-    use super::Tests;
+    use super::{Step, Tests, run_steps, steps};
 
     #[test]
     fn the_closing_lines_of_all_test_binaries_are_added_up() {
@@ -232,5 +301,53 @@ mod tests {
             tests.add(line);
         }
         assert_eq!(tests.to_string(), "14 passed, 3 failed, 1 skipped");
+    }
+
+    #[test]
+    fn what_runs_beside_a_step_comes_right_behind_it() {
+        let steps = steps(1);
+        let beside: Vec<_> = steps
+            .windows(2)
+            .filter(|it| it[1].beside.is_some())
+            .collect();
+        assert!(!beside.is_empty());
+        assert!(beside.iter().all(|it| it[1].beside == Some(it[0].name)));
+    }
+
+    #[test]
+    fn of_two_steps_side_by_side_either_may_fail() {
+        let outcome = |first: &str, second: &str| {
+            let step = |name, command: &str, beside| Step {
+                name,
+                command: command.to_owned(),
+                beside,
+            };
+            let steps = [
+                step("first-of-two", first, None),
+                step("second-of-two", second, Some("first-of-two")),
+                step("behind", "exit 7", None),
+            ];
+            let error = run_steps(&steps, &mut Tests::default()).expect_err("the last fails");
+            let text = error.to_string();
+            text.split(',').next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(outcome("true", "true"), "FAILED: behind");
+        assert_eq!(outcome("true", "exit 3"), "FAILED: second-of-two");
+        assert_eq!(outcome("exit 3", "true"), "FAILED: first-of-two");
+        assert_eq!(outcome("exit 3", "exit 3"), "FAILED: first-of-two");
+        // Both at once: each waits for what only the other does.
+        let shell = xshell::Shell::new().expect("a shell");
+        let folder = shell.create_temp_dir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let (one, other) = (path("one"), path("other"));
+        let meet = |own: &str, its: &str| {
+            format!(
+                "touch {own}; for i in $(seq 500); do [ -e {its} ] && exit 0; sleep 0.02; done; exit 1"
+            )
+        };
+        assert_eq!(
+            outcome(&meet(&one, &other), &meet(&other, &one)),
+            "FAILED: behind"
+        );
     }
 }
