@@ -17,9 +17,9 @@ use crate::probe::libraries;
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The processes are listed at every fifth look: it takes the driver 0.2 ms a GPU, and 80 where another begins or ends
-/// (BENCHMARKS.md).
-const LOOKS_A_LIST: u32 = 5;
+/// The processes are listed at every fifth look, and not at the first, when workers may still get ready: it takes the driver
+/// 0.2 ms a GPU, and up to 80 where a process begins or ends (BENCHMARKS.md).
+const LOOKS_A_LIST: u64 = 5;
 
 /// One line on the worker's stdout.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -106,7 +106,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
 }
 
 fn sample_until(stop: &AtomicBool, readers: &[(&String, GpuReader<'_>)]) {
-    for look in 0_u32.. {
+    for look in 0_u64.. {
         if stop.load(Ordering::Relaxed) {
             return;
         }
@@ -116,7 +116,7 @@ fn sample_until(stop: &AtomicBool, readers: &[(&String, GpuReader<'_>)]) {
                 uuid: (*uuid).clone(),
                 sample: reader.sample(),
             });
-            if look.is_multiple_of(LOOKS_A_LIST) {
+            if look % LOOKS_A_LIST == LOOKS_A_LIST - 1 {
                 tell_processes(uuid, reader);
             }
         }
