@@ -116,11 +116,13 @@ const MEASURED_MINIMUM_S: f64 = 1.0;
 /// Others who used this GPU while it was burned, in words; `None` where nobody was seen.
 fn others_on(gpu: &GpuFacts, facts: &Facts) -> Option<String> {
     let log = facts.load.sensors.get(gpu.uuid.value()?);
-    let during = log.map_or(&[][..], |it| &it.other_processes);
-    // Those that were there before are there where the GPU was to be shared; without sensors nobody else is known.
-    let before = gpu.processes.value().map_or(&[][..], Vec::as_slice);
-    let seen = [during, before].into_iter().find(|it| !it.is_empty())?;
-    Some(machine::processes_in_words(seen))
+    let listed = log.filter(|it| it.trouble.is_none() || !it.other_processes.is_empty());
+    let seen = match listed {
+        Some(log) => &log.other_processes,
+        // Nobody looked to the end. Those who were there before are there where the GPU was to be shared.
+        None => gpu.processes.value()?,
+    };
+    (!seen.is_empty()).then(|| machine::processes_in_words(seen))
 }
 
 /// A GPU that others use is slow without being broken: it is busy where it would fail, and a warning names them.

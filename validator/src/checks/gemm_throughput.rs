@@ -329,29 +329,38 @@ mod tests {
 
     #[test]
     fn a_slow_gpu_that_others_use_is_busy() {
-        let with_others = |tflops, during: usize, before: usize| {
+        let with_others = |tflops, during: usize, before: usize, trouble: Option<&str>| {
             let mut facts =
                 node(|index, products| set_rate(products, if index == 2 { tflops } else { 660.0 }));
             let uuid = facts.gpus[2].uuid.value().cloned().expect("it has one");
             let log = facts.load.sensors.get_mut(&uuid).expect("they were read");
             log.other_processes = vec![python_process(600); during];
+            log.trouble = trouble.map(str::to_owned);
             facts.gpus[2].processes = Reading::Value(vec![python_process(500); before]);
             judge_check(&CHECK, &facts, "{}").swap_remove(2)
         };
-        let alone = with_others(330.0, 0, 0);
-        assert_eq!((alone.verdict, alone.busy), (Verdict::Fail, false));
-        for (during, before, memory) in [(1, 0, "600 MiB"), (0, 1, "500 MiB")] {
-            let finding = with_others(330.0, during, before);
+        // Those who had left before the load took nothing of it.
+        for before in [0, 1] {
+            let alone = with_others(330.0, 0, before, None);
+            assert_eq!((alone.verdict, alone.busy), (Verdict::Fail, false));
+        }
+        let killed = Some("killed");
+        for (during, before, trouble, memory) in [
+            (1, 0, None, "600 MiB"),
+            (1, 1, killed, "600 MiB"),
+            (0, 1, killed, "500 MiB"),
+        ] {
+            let finding = with_others(330.0, during, before, trouble);
             assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
             let end = format!("others used the GPU meanwhile: python3 (pid 4242, {memory})");
             assert!(finding.summary.ends_with(&end), "{}", finding.summary);
             assert!(finding.observed.is_some() && finding.expected.is_some());
         }
         // Between 90 and 95 % of the others; who was there is said.
-        let finding = with_others(610.0, 1, 0);
+        let finding = with_others(610.0, 1, 0, None);
         assert_eq!(finding.verdict, Verdict::Warn);
         assert!(finding.summary.contains("python3"), "{}", finding.summary);
-        let finding = with_others(660.0, 1, 0);
+        let finding = with_others(660.0, 1, 0, None);
         assert_eq!(finding.verdict, Verdict::Pass);
         assert!(!finding.summary.contains("python3"), "{}", finding.summary);
     }
