@@ -89,7 +89,11 @@ struct Burning<'node> {
 impl<'node> Burning<'node> {
     /// Starts it and waits until these GPUs are at work.
     fn start(node: &'node Node, arguments: &[&str], gpus: &[usize]) -> Self {
-        let child = command(node, arguments)
+        Self::of(node, command(node, arguments), gpus)
+    }
+
+    fn of(node: &'node Node, mut command: Command, gpus: &[usize]) -> Self {
+        let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
@@ -178,11 +182,16 @@ fn a_killed_worker_is_its_gpus_trouble_alone() {
 #[test]
 fn each_worker_is_shown_its_own_gpu_and_makes_one_queue() {
     let node = Node::healthy(NODE);
-    let burning = Burning::start(&node, &["--duration", "60s"], &[0, 1, 2, 3]);
+    let mut burn = command(&node, &["--duration", "60s"]);
+    let injected = ["NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_DOUBLE_PRECISION"];
+    burn.envs(injected.map(|it| (it, "1")));
+    let burning = Burning::of(&node, burn, &[0, 1, 2, 3]);
     for (gpu, uuid) in uuids(&node).iter().enumerate() {
         let environment = environment_of(burning.worker_of(gpu));
         assert_eq!(environment["CUDA_VISIBLE_DEVICES"], *uuid);
         assert_eq!(environment["CUDA_DEVICE_MAX_CONNECTIONS"], "1");
+        // They change what cuBLASLt computes, and would be held against the GPU.
+        assert!(!injected.iter().any(|it| environment.contains_key(*it)));
     }
     signal(burning.child.id(), "INT");
     assert_eq!(burning.end().code, 2);

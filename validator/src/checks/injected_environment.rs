@@ -7,7 +7,8 @@
 //! ## How it is judged
 //! Warns when one of the variables below is set, unless the profile lists it under `environment.allowed`. Fails when a
 //! variable of `environment.required` is not set to exactly that value. It is the environment of this validator that is
-//! judged: run it from where jobs start.
+//! judged: run it from where jobs start. Its own check kernel and burn run without what is listed here, so that no GPU is
+//! blamed for it; `LD_PRELOAD` and `LD_AUDIT` alone stay.
 //!
 //! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`, `CUDA_PROFILE`,
 //! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
@@ -135,6 +136,15 @@ mod tests {
                 .collect(),
         );
         facts
+    }
+
+    #[test]
+    fn no_gpu_is_judged_by_what_is_warned_of() {
+        let of_the_loader = |name: &str| name.starts_with("LD_");
+        for (name, _) in super::INJECTED_VARIABLES {
+            let inherited = !crate::worker::one_gpu::NOT_INHERITED.contains(&name);
+            assert_eq!(inherited, of_the_loader(name), "{name}");
+        }
     }
 
     #[test]

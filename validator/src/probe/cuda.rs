@@ -16,7 +16,7 @@ use crate::load::driver::{CudaFailure, CudaLibrary, Device};
 use crate::worker::Nodes;
 use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, listen};
 use crate::worker::one_gpu::gpu_nodes;
-use crate::worker::process::{WorkerProcess, worker_program};
+use crate::worker::process::{Variables, WorkerProcess, worker_program};
 
 /// What the library said, and the scenario if it is a simulated one.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         && !variable_is_set()
     {
         let node = Nodes::of(minor, options.sysroot.as_deref());
-        let first = [(VISIBLE_DEVICES, "0".to_owned())];
+        let first = [(VISIBLE_DEVICES, Some("0".to_owned()))];
         let mut outcome = ask(options, interrupt, node, &first);
         // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for example, and another be
         // well. A worker that hung or died is not asked again.
@@ -57,7 +57,7 @@ fn ask(
     options: &ProbeOptions,
     interrupt: &Interrupt,
     node: Vec<OsString>,
-    environment: &[(&str, String)],
+    environment: &Variables<'_>,
 ) -> CudaOutcome {
     let program = worker_program(options.worker_program.as_ref());
     let mut arguments = vec!["worker".into(), "cuda".into()];

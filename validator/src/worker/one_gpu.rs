@@ -27,15 +27,45 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What a program's first thread has on Linux.
 const STACK_BYTES: usize = 8 << 20;
 
+/// What changes how CUDA programs compute, or how fast, for whoever has it in the environment. It says nothing of the GPU, and
+/// on an H100 two of these made one fail that was right: with `NVIDIA_TF32_OVERRIDE` cuBLASLt's FP32 products are those of TF32,
+/// or the other way round (BENCHMARKS.md). What jobs will find set is for the check `injected_environment` to say.
+// Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point emulation and environment
+// variables; DCGM's list (see that check).
+pub(crate) const NOT_INHERITED: [&str; 20] = [
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATION_STRATEGY",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_FORCE_JIT",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_DISABLE_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_AUTO_BOOST",
+    "CUDA_INJECTION32_PATH",
+    "CUDA_INJECTION64_PATH",
+    "NSIGHT_CUDA_DEBUGGER",
+    "CUDA_PROFILE",
+    "COMPUTE_PROFILE",
+    "OPENCL_PROFILE",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+    "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP",
+    "CUDA_COREDUMP_FILE",
+    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+];
+
 /// What a worker on this device has in its environment: CUDA shows it nothing else, and makes one queue for its kernels instead
 /// of eight. A worker needs no second one, and the driver makes and ends the queues of all GPUs one after another: 0.1 s of a
 /// context's 0.16, and half of its end (BENCHMARKS.md).
 // Source: CUDA C++ programming guide, environment variables.
-pub(crate) fn cuda_environment(device: &str) -> [(&'static str, String); 2] {
-    [
-        ("CUDA_VISIBLE_DEVICES", device.to_owned()),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "1".to_owned()),
-    ]
+pub(crate) fn cuda_environment(device: &str) -> Vec<(&'static str, Option<String>)> {
+    let mut environment: Vec<_> = NOT_INHERITED.map(|name| (name, None)).into();
+    environment.extend([
+        ("CUDA_VISIBLE_DEVICES", Some(device.to_owned())),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", Some("1".to_owned())),
+    ]);
+    environment
 }
 
 /// What a worker's work came to.

@@ -77,12 +77,15 @@ pub(crate) enum ProcessEnd {
     Stuck,
 }
 
+/// What a process has in its environment that this program has not, and what it does not inherit (`None`).
+pub(crate) type Variables<'v> = [(&'v str, Option<String>)];
+
 impl WorkerProcess {
     /// Starts a worker, `program` with `arguments`, under this program's own name wherever the file lies.
     pub(crate) fn start(
         program: &PathBuf,
         arguments: &[OsString],
-        environment: &[(&str, String)],
+        environment: &Variables<'_>,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.arg0("gpu-validator").stdin(Stdio::null());
@@ -93,7 +96,7 @@ impl WorkerProcess {
     pub(crate) fn start_with_input(
         program: &PathBuf,
         arguments: &[OsString],
-        environment: &[(&str, String)],
+        environment: &Variables<'_>,
     ) -> std::io::Result<(Self, Option<ChildStdin>)> {
         let mut command = Command::new(program);
         command.arg0("gpu-validator").stdin(Stdio::piped());
@@ -106,7 +109,7 @@ impl WorkerProcess {
     pub(crate) fn start_program(
         program: &str,
         arguments: &[OsString],
-        environment: &[(&str, String)],
+        environment: &Variables<'_>,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.stdin(Stdio::null());
@@ -116,11 +119,16 @@ impl WorkerProcess {
     fn spawn(
         mut command: Command,
         arguments: &[OsString],
-        environment: &[(&str, String)],
+        environment: &Variables<'_>,
     ) -> std::io::Result<Self> {
+        for (name, value) in environment {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         let mut child = command
             .args(arguments)
-            .envs(environment.iter().map(|(name, value)| (*name, value)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
@@ -339,6 +347,29 @@ mod tests {
             Instant::now() + Duration::from_millis(milliseconds),
             &Interrupt::default(),
         )
+    }
+
+    #[test]
+    fn a_worker_inherits_what_is_not_kept_from_it() {
+        // Shells set some of their own.
+        let is_plain = |name: &String| {
+            let own = [
+                "PATH", "PWD", "OLDPWD", "SHLVL", "IFS", "OPTIND", "PPID", "_",
+            ];
+            !own.contains(&name.as_str()) && name.bytes().all(|it| it.is_ascii_uppercase())
+        };
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let inherited = names.into_iter().find(is_plain).expect("a variable");
+        let count = |environment: &Variables<'_>| {
+            let script = format!("env | grep -c -e '^{inherited}=' -e '^OWN=own$'");
+            let arguments = ["-c".into(), script.into()];
+            let worker = WorkerProcess::start(&"/bin/sh".into(), &arguments, environment);
+            next(&worker.expect("sh"), 5000)
+        };
+        let line = |text: &str| WorkerEvent::Line(text.to_owned());
+        assert_eq!(count(&[]), line("1"), "{inherited}");
+        assert_eq!(count(&[("OWN", Some("own".to_owned()))]), line("2"));
+        assert_eq!(count(&[(&inherited, None)]), line("0"), "{inherited}");
     }
 
     #[test]

@@ -178,7 +178,7 @@ fn output_of(
     interrupt: &Interrupt,
 ) -> Result<Option<String>, String> {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
-    let environment = [("LC_ALL", "C".to_owned())];
+    let environment = [("LC_ALL", Some("C".to_owned()))];
     let Ok(mut process) = WorkerProcess::start_program(program, &arguments, &environment) else {
         return Ok(None);
     };

@@ -139,7 +139,8 @@ fn from_program(
     source: KernelLogSource,
 ) -> Option<KernelLog> {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
-    let environment = [("LC_ALL", "C".to_owned()), ("TZ", "UTC".to_owned())];
+    let environment =
+        [("LC_ALL", "C"), ("TZ", "UTC")].map(|(name, value)| (name, Some(value.to_owned())));
     let mut process = WorkerProcess::start_program(program, &arguments, &environment).ok()?;
     let deadline = Instant::now() + PROGRAM_DEADLINE;
     let mut log = LogReader::default();

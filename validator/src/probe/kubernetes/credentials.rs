@@ -460,7 +460,10 @@ fn run_exec(
         .map(|it| (it.name.as_str(), it.value.clone()))
         .collect();
     environment.insert("KUBERNETES_EXEC_INFO", info);
-    let environment: Vec<(&str, String)> = environment.into_iter().collect();
+    let environment: Vec<_> = environment
+        .into_iter()
+        .map(|(name, value)| (name, Some(value)))
+        .collect();
     let mut process = WorkerProcess::start_program(&command, &arguments, &environment)
         .map_err(|error| failed(&format!("cannot be started: {error}")))?;
     let deadline = Instant::now() + EXEC_DEADLINE;
