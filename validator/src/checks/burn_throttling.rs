@@ -6,8 +6,8 @@
 //!
 //! ## How it is judged
 //! NVML's clocks event reasons of every sample under load. `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown` or
-//! `hw_slowdown` in any sample. `warn`: `sw_thermal_slowdown` in any sample. The driver's violation times before and after, where
-//! it keeps them: `fail` when hardware thermal slowdown or the power brake grew by more than 1 % of the burn's time, and
+//! `hw_slowdown` in more than one sample and more than 1 % of them. `warn`: one of these for shorter, or `sw_thermal_slowdown`
+//! in any sample. The driver's violation times before and after, where it keeps them: `fail` when hardware thermal slowdown or the power brake grew by more than 1 % of the burn's time, and
 //! a tenth of a second; `warn` when thermal limits did. The power cap is normal. `error` where no sample has reasons or the times
 //! were not read. Skipped where no burn was asked for, and where a burn of less than a second has no sample.
 //!
@@ -17,7 +17,7 @@
 //!
 //! ## Source
 //! `nvmlClocksEventReasons`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
-//! the bits 0xE8.
+//! the bits 0xE8. That a single sample is no fault is what DCGM's users ask for (<https://github.com/NVIDIA/DCGM/issues/242>).
 
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
@@ -38,7 +38,7 @@ const WRONG: u64 = ClocksEventReasons::HW_THERMAL_SLOWDOWN
     | ClocksEventReasons::HW_POWER_BRAKE_SLOWDOWN
     | ClocksEventReasons::HW_SLOWDOWN;
 const DOUBTFUL: u64 = ClocksEventReasons::SW_THERMAL_SLOWDOWN;
-/// Of the burn's time, by the driver's counters. This project's own choice: a hundredth is lost in the spread between GPUs.
+/// Of the burn's time, by the driver's counters or the samples. This project's own choice: a hundredth is lost in the spread between GPUs.
 const SHARE_MAXIMUM: f64 = 0.01;
 /// The counters move in steps of this order, whatever the reason (this project's own choice).
 const SECONDS_MINIMUM: f64 = 0.1;
@@ -58,18 +58,20 @@ fn reasons(run: &BurnRun, log: &SensorLog) -> Judgement {
         ));
     }
     let all = reasons.iter().fold(0, |all, it| all | it);
-    let held = |bits: u64| {
-        let count = reasons.iter().filter(|it| **it & bits != 0).count();
+    let count = |bits: u64| reasons.iter().filter(|it| **it & bits != 0).count();
+    let held = || {
+        let bits = WRONG | DOUBTFUL;
         format!(
-            "clocks were held down by {} in {count} of {} samples",
+            "clocks were held down by {} in {} of {} samples",
             ClocksEventReasons(all & bits).names().join(", "),
+            count(bits),
             reasons.len()
         )
     };
-    let outcome = if all & WRONG != 0 {
-        Outcome::fail(held(WRONG | DOUBTFUL))
-    } else if all & DOUBTFUL != 0 {
-        Outcome::warn(held(DOUBTFUL))
+    let outcome = if is_too_many(count(WRONG), reasons.len()) {
+        Outcome::fail(held())
+    } else if all & (WRONG | DOUBTFUL) != 0 {
+        Outcome::warn(held())
     } else {
         return Ok(Outcome::pass(format!(
             "neither heat nor power supply held the clocks down in {} samples",
@@ -77,6 +79,12 @@ fn reasons(run: &BurnRun, log: &SensorLog) -> Judgement {
         )));
     };
     Ok(with_remedy(outcome))
+}
+
+/// One sample is a moment, whatever part of a short burn that is.
+#[expect(clippy::cast_precision_loss, reason = "at most some hundreds")]
+fn is_too_many(samples: usize, of: usize) -> bool {
+    samples > 1 && samples as f64 > SHARE_MAXIMUM * of as f64
 }
 
 /// What the driver counted between two samples, too.
@@ -137,7 +145,7 @@ fn with_remedy(outcome: Outcome) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use super::CHECK;
+    use super::{CHECK, is_too_many};
     use crate::facts::{Reading, SensorLog, ViolationTimes};
     use crate::findings::Verdict;
     use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
@@ -156,15 +164,34 @@ mod tests {
 
     #[test]
     fn each_reason_is_judged_also_beside_others() {
-        for (reasons, verdict) in [
-            (0x4 | 0x40, Verdict::Fail),
-            (0x80, Verdict::Fail),
-            (0x8, Verdict::Fail),
-            (0x4 | 0x20, Verdict::Warn),
-            (0x4, Verdict::Pass),
+        for (reasons, once, twice) in [
+            (0x4 | 0x40, Verdict::Warn, Verdict::Fail),
+            (0x80, Verdict::Warn, Verdict::Fail),
+            (0x8, Verdict::Warn, Verdict::Fail),
+            (0x4 | 0x20, Verdict::Warn, Verdict::Warn),
+            (0x4, Verdict::Pass, Verdict::Pass),
         ] {
-            let judged = judge(|log| log.samples[20].reasons = Some(reasons));
-            assert_eq!(judged, verdict, "{reasons:#x}");
+            for (count, verdict) in [(1, once), (2, twice)] {
+                let judged = judge(|log| {
+                    for sample in &mut log.samples[20..20 + count] {
+                        sample.reasons = Some(reasons);
+                    }
+                });
+                assert_eq!(judged, verdict, "{reasons:#x} {count} times");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hundredth_of_the_samples_is_no_fault_and_more_is() {
+        for (samples, of, expected) in [
+            (0, 0, false),
+            (1, 2, false),
+            (2, 2, true),
+            (2, 200, false),
+            (3, 200, true),
+        ] {
+            assert_eq!(is_too_many(samples, of), expected, "{samples} of {of}");
         }
     }
 

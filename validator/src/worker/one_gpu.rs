@@ -32,11 +32,15 @@ const STACK_BYTES: usize = 8 << 20;
 /// or the other way round (BENCHMARKS.md). What jobs will find set is for the check `injected_environment` to say.
 // Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point emulation and environment
 // variables; DCGM's list (see that check).
-pub(crate) const NOT_INHERITED: [&str; 20] = [
+pub(crate) const NOT_INHERITED: [&str; 22] = [
     "NVIDIA_TF32_OVERRIDE",
     "CUBLAS_EMULATE_SINGLE_PRECISION",
     "CUBLAS_EMULATE_DOUBLE_PRECISION",
     "CUBLAS_EMULATION_STRATEGY",
+    // Parts of a GPU that jobs are to have: what is left of it would not be looked at, and an H100 of which 30 % were at work
+    // got too hot there.
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_FORCE_JIT",
     "CUDA_FORCE_PTX_JIT",
