@@ -9,6 +9,8 @@
 //! This is help and not a need. Where the kernel does not know Landlock, or is too slow to say, the worker goes on as any
 //! program would; where CUDA does not start that way, the worker begins anew with every node, so that no GPU is judged by
 //! what was kept from it.
+//!
+//! For the same reason its environment has nothing that changes how CUDA computes ([`NOT_INHERITED`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
