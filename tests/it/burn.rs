@@ -92,6 +92,7 @@ impl<'node> Burning<'node> {
         Self::of(node, command(node, arguments), gpus)
     }
 
+    /// The same for a burn that was made ready with more than arguments.
     fn of(node: &'node Node, mut command: Command, gpus: &[usize]) -> Self {
         let child = command
             .stdout(Stdio::piped())

@@ -110,9 +110,6 @@ pub(crate) fn sensors_of<'f>(
     Ok((run, log))
 }
 
-/// Sensors are read several times a second, on a host that may be busy.
-const MEASURED_MINIMUM_S: f64 = 1.0;
-
 /// Others who used this GPU while it was burned, in words; `None` where nobody was seen.
 fn others_on(gpu: &GpuFacts, facts: &Facts) -> Option<String> {
     let log = facts.load.sensors.get(gpu.uuid.value()?);
@@ -151,6 +148,9 @@ pub(crate) fn unless_others_use_it(
     };
     judgement.map(told).map_err(told)
 }
+
+/// Sensors are read several times a second, on a host that may be busy.
+const MEASURED_MINIMUM_S: f64 = 1.0;
 
 /// The samples from the first product to the last.
 pub(crate) fn samples_under_load<'f>(

@@ -92,7 +92,8 @@ impl Outcome {
         Self::new(Verdict::Skip, reason)
     }
 
-    /// Load could not be put on this GPU because others are using it: an `error` that exit code 4 tells apart.
+    /// Load could not be put on this GPU, or says nothing of it, because others are using it: an `error` that exit code 4 tells
+    /// apart.
     pub fn busy(summary: impl Into<String>) -> Self {
         Self {
             busy: true,

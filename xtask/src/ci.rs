@@ -150,20 +150,18 @@ fn run_steps(steps: &[Step], tests: &mut Tests) -> anyhow::Result<()> {
         let announce = |number: usize, Step { name, command, .. }: &Step| {
             println!("\n== {number}/{} {name}: {command}", steps.len());
         };
-        let other = left.next_if(|(it, _)| it.beside == Some(step.name));
-        let other_runs = other.map(|(it, _)| Beside::start(it)).transpose()?;
+        let beside = match left.next_if(|(it, _)| it.beside == Some(step.name)) {
+            Some((step, number)) => Some((Beside::start(step)?, number)),
+            None => None,
+        };
         announce(number, step);
         let outcome = run_step(step, tests);
         // Waited for in any case: nothing is left running behind a failure.
-        let other_outcome = match (other, other_runs) {
-            (Some((step, number)), Some(runs)) => {
-                announce(number, step);
-                runs.finish()
-            }
-            _ => Ok(()),
-        };
-        outcome?;
-        other_outcome?;
+        let beside = beside.map_or(Ok(()), |(it, number)| {
+            announce(number, it.step);
+            it.finish()
+        });
+        outcome.and(beside)?;
     }
     Ok(())
 }

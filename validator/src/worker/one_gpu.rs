@@ -31,7 +31,8 @@ const STACK_BYTES: usize = 8 << 20;
 
 /// What changes how CUDA programs compute, or how fast, for whoever has it in the environment. It says nothing of the GPU, and
 /// on an H100 two of these made one fail that was right: with `NVIDIA_TF32_OVERRIDE` cuBLASLt's FP32 products are those of TF32,
-/// or the other way round (BENCHMARKS.md). What jobs will find set is for the check `injected_environment` to say.
+/// or the other way round (BENCHMARKS.md). What jobs will find set is a fact of the host, and the check `injected_environment` judges
+/// what is wrong there.
 // Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point emulation and environment
 // variables; DCGM's list (see that check).
 pub(crate) const NOT_INHERITED: [&str; 22] = [
