@@ -487,6 +487,18 @@ fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
     assert_eq!(verified(&node, &ran.report), [0, 1, 2, 3]);
 }
 
+/// Others may come between the look at a GPU and its burn.
+#[test]
+fn a_gpu_whose_memory_others_took_meanwhile_is_not_broken() {
+    let node = Node::with("g4dn.12xlarge", &["burn-memory-taken"], &[]);
+    let ran = burn(&node, &["--duration", "1s"]);
+    assert_eq!(ran.code, 4, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
+    let summary = summary(&node, &ran.report, "burn_completed", 2);
+    let others = "while unknown name (pid 4000001, 15200 MiB) used the GPU";
+    assert!(summary.ends_with(others), "{summary}");
+}
+
 /// It was seen on an H100 that a job had half of: 46 % of the rate, and every product right.
 #[test]
 fn a_gpu_that_is_slow_because_others_use_it_is_not_broken() {

@@ -7,8 +7,8 @@
 //! ## How it is judged
 //! One process for each GPU runs an embedded PTX kernel that needs nothing but the driver. Every value must equal the host's
 //! own, bit for bit. A wrong value or a CUDA error fails; a process that crashed, or did not answer in time, is an error, as
-//! it was not seen what the GPU computes; a GPU that others are using is busy, which is not broken, and so is one that
-//! has no memory left (in a container also one with much memory in use, whose owners NVML hides there). In MIG mode the
+//! it was not seen what the GPU computes. A GPU that others are using is busy, which is not broken, and so is one that gives no
+//! memory, or in mode `EXCLUSIVE_PROCESS` no access, while others have it or less than 1 GiB is free. In MIG mode the
 //! kernel runs on one MIG device, and the finding says of how many. Judged at level `standard` and above; skipped where
 //! CUDA does not initialise at all, and on GPUs that a `burn` leaves out (`--gpu`, or hidden by `CUDA_VISIBLE_DEVICES`); `run`
 //! asks hidden GPUs, too, since it judges the machine.
@@ -35,14 +35,6 @@ pub(crate) const CHECK: Check = Check {
     judge: Judge::EachGpu(judge),
     documentation_url: "https://docs.nvidia.com/cuda/cuda-driver-api/",
 };
-
-/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
-const OUT_OF_MEMORY: u32 = 2;
-/// A context with its first allocations needs a few hundred MiB; with less than this free nothing can start. This
-/// project's own choice.
-const ROOM_MINIMUM_BYTES: u64 = 64 << 20;
-/// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in `idle_memory`.
-const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let uuid = gpu.uuid.required("UUID of the GPU")?;
@@ -74,10 +66,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             )));
         }
     };
-    Ok(judge_run(run, gpu, facts))
+    Ok(judge_run(run, gpu))
 }
 
-fn judge_run(run: &KernelRun, gpu: &GpuFacts, facts: &Facts) -> Outcome {
+fn judge_run(run: &KernelRun, gpu: &GpuFacts) -> Outcome {
     // What was seen to be wrong is wrong, however the process ended.
     if run.mismatches > 0 {
         return wrong_values(run);
@@ -91,10 +83,6 @@ fn judge_run(run: &KernelRun, gpu: &GpuFacts, facts: &Facts) -> Outcome {
             run.values_compared,
             where_it_ran(gpu)
         )),
-        WorkerEnd::CudaError { code, .. } if *code == OUT_OF_MEMORY && is_full(gpu, facts) => {
-            Outcome::busy("the GPU's memory is in use, so the check kernel had no room: CUDA_ERROR_OUT_OF_MEMORY (2)")
-                .remedy("run again when the GPU is free; idle_memory judges memory that nobody uses")
-        }
         WorkerEnd::CudaError { call, code, name } => cuda_error(call, *code, name),
         WorkerEnd::Busy(reason) => {
             Outcome::busy(format!("the GPU is in use, so no kernel was put on it: {reason}"))
@@ -152,15 +140,6 @@ fn where_it_ran(gpu: &GpuFacts) -> String {
     }
 }
 
-/// NVML does not show a container the processes of others: full memory is then the only sign of them.
-fn is_full(gpu: &GpuFacts, facts: &Facts) -> bool {
-    let Some(memory) = gpu.memory.value() else {
-        return false;
-    };
-    let hidden_owners = machine::in_container(facts) && memory.used_bytes > SOMEBODYS_DATA_BYTES;
-    memory.free_bytes < ROOM_MINIMUM_BYTES || hidden_owners
-}
-
 fn cuda_error(call: &str, code: u32, name: &str) -> Outcome {
     let observed = format!("{call}: {name} ({code})");
     let outcome = match explain_cuda_error(code) {
@@ -185,8 +164,7 @@ fn last_line(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use crate::facts::{
-        CudaResult, Facts, GpuProcess, KernelRun, MemoryUse, MigDevice, MigMode, Reading,
-        ValueMismatch, WorkerEnd,
+        CudaResult, Facts, KernelRun, MigDevice, MigMode, Reading, ValueMismatch, WorkerEnd,
     };
     use crate::findings::{Finding, Verdict};
     use crate::level::Level;
@@ -286,44 +264,6 @@ mod tests {
     fn busy_is_not_broken() {
         let finding = judge_end(WorkerEnd::Busy("1 process, 900 MiB".to_owned()));
         assert_eq!((finding.verdict, finding.busy), (Verdict::Error, true));
-    }
-
-    fn cuda_error_on_the_third(code: u32, name: &str) -> Facts {
-        node_with(|run| {
-            run.end = WorkerEnd::CudaError {
-                call: "cuCtxCreate".to_owned(),
-                code,
-                name: name.to_owned(),
-            };
-        })
-    }
-
-    #[test]
-    fn a_gpu_without_room_is_busy() {
-        let mut facts = cuda_error_on_the_third(2, "CUDA_ERROR_OUT_OF_MEMORY");
-        let mut use_mib = |used_mib: u64, in_container| {
-            facts.host.in_container = Reading::Value(in_container);
-            facts.gpus[2].memory = Reading::Value(MemoryUse {
-                total_bytes: 143_155 << 20,
-                reserved_bytes: Some(0),
-                used_bytes: used_mib << 20,
-                free_bytes: (143_155 - used_mib) << 20,
-            });
-            let finding = judge(&facts)[2].clone();
-            (finding.verdict, finding.busy)
-        };
-        assert_eq!(use_mib(0, false), (Verdict::Fail, false));
-        assert_eq!(use_mib(143_091, false), (Verdict::Fail, false));
-        assert_eq!(use_mib(143_092, false), (Verdict::Error, true));
-        assert_eq!(use_mib(1024, true), (Verdict::Fail, false));
-        assert_eq!(use_mib(1025, true), (Verdict::Error, true));
-    }
-
-    #[test]
-    fn a_gpu_that_denies_itself_in_default_mode_is_broken_whoever_uses_it() {
-        let mut facts = cuda_error_on_the_third(46, "CUDA_ERROR_DEVICE_UNAVAILABLE");
-        facts.gpus[2].processes = Reading::Value(vec![GpuProcess::default()]);
-        assert_eq!(judge(&facts)[2].verdict, Verdict::Fail);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! and time from the next job. But busy is not broken.
 //!
 //! ## How it is judged
-//! Processes on the GPU, this validator's own aside: `warn` by default, `fail` where `policy.foreign_processes` is
+//! Processes on the GPU, this validator's own aside, before the load and during the burn: `warn` by default, `fail` where `policy.foreign_processes` is
 //! `forbidden`, pass where it is `allowed`. With `required` their absence is a `fail`. Where the driver has no list of
 //! processes the check is skipped, an `error` with `forbidden` or `required`.
 //!
@@ -32,10 +32,11 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
-fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let policy = profile.policy.foreign_processes;
     let must_tell = matches!(policy, Some(Requirement::Forbidden | Requirement::Required));
-    let processes = gpu.processes.required_if(must_tell, "list of processes")?;
+    let before = gpu.processes.required_if(must_tell, "list of processes")?;
+    let processes = &with_newcomers(before, gpu, facts);
     if processes.is_empty() {
         if policy == Some(Requirement::Required) {
             return Ok(
@@ -63,6 +64,17 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
         .remedy("find out whose they are (ps -fp <pid>) and let them end; if they belong here, state policy.foreign_processes in the profile"))
 }
 
+/// And those who came while the GPU was burned.
+fn with_newcomers(before: &[GpuProcess], gpu: &GpuFacts, facts: &Facts) -> Vec<GpuProcess> {
+    let uuid = gpu.uuid.value();
+    let during_burn = uuid.and_then(|uuid| facts.load.sensors.get(uuid));
+    let newcomers = during_burn
+        .into_iter()
+        .flat_map(|log| &log.other_processes)
+        .filter(|it| !before.iter().any(|known| known.pid == it.pid));
+    before.iter().chain(newcomers).cloned().collect()
+}
+
 fn count_use(processes: &[GpuProcess]) -> String {
     match processes.len() {
         1 => "1 process uses".to_owned(),
@@ -75,7 +87,7 @@ mod tests {
     use super::CHECK;
     use crate::facts::{GpuProcess, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{judge_gpu, judge_healthy, python_process};
+    use crate::test_machine::{burned_node, judge_check, judge_gpu, judge_healthy, python_process};
 
     fn with(profile: &str, processes: Vec<GpuProcess>) -> Finding {
         judge_gpu(&CHECK, profile, |gpu| {
@@ -99,6 +111,44 @@ mod tests {
         assert_eq!(
             finding.summary,
             "1 process uses the GPU: python3 (pid 4242, 512 MiB)"
+        );
+    }
+
+    #[test]
+    fn who_comes_during_the_burn_is_there_too() {
+        let mut facts = burned_node();
+        let log = facts.load.sensors.values_mut().next().expect("a log");
+        let newcomer = GpuProcess {
+            pid: 4343,
+            ..python_process(64)
+        };
+        log.other_processes = vec![python_process(512), newcomer];
+        let with_known = |known: Vec<GpuProcess>, profile: &str| {
+            let mut facts = facts.clone();
+            for gpu in &mut facts.gpus {
+                gpu.processes = Reading::Value(known.clone());
+            }
+            judge_check(&CHECK, &facts, profile)
+        };
+        let forbidden = "policy: {foreign_processes: forbidden}";
+        let verdicts = |findings: Vec<Finding>| {
+            let failed = findings.iter().filter(|it| it.verdict == Verdict::Fail);
+            failed.count()
+        };
+        assert_eq!(verdicts(with_known(Vec::new(), forbidden)), 1);
+        assert_eq!(
+            verdicts(with_known(vec![python_process(512)], forbidden)),
+            8
+        );
+        let named = with_known(vec![python_process(512)], "{}");
+        let most = named
+            .iter()
+            .find(|it| it.summary.starts_with("2 processes use the GPU"));
+        let most = most.expect("one GPU has a newcomer");
+        assert!(
+            most.summary.ends_with("python3 (pid 4343, 64 MiB)"),
+            "{}",
+            most.summary
         );
     }
 

@@ -5,22 +5,26 @@
 //! exception or write core dumps: jobs get slow, hang or fill the disk, and nothing on the GPU looks wrong.
 //!
 //! ## How it is judged
-//! Warns when one of the variables below is set, unless the profile lists it under `environment.allowed`. Fails when a
+//! Warns when one of the variables below is set, switches to anything but 0, unless the profile lists it under
+//! `environment.allowed`. Fails when a
 //! variable of `environment.required` is not set to exactly that value. It is the environment of this validator that is
 //! judged: run it from where jobs start. Its own check kernel and burn run without what is listed here, so that no GPU is
 //! blamed for it; `LD_PRELOAD` and `LD_AUDIT` alone stay.
 //!
 //! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`, `CUDA_PROFILE`,
 //! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
-//! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_LAUNCH_BLOCKING`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_PTX_JIT`,
-//! `NVIDIA_TF32_OVERRIDE`, `LD_PRELOAD` and `LD_AUDIT`.
+//! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_ENABLE_LIGHTWEIGHT_COREDUMP`, `CUDA_LAUNCH_BLOCKING`,
+//! `CUDA_FORCE_JIT`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_JIT`, `CUDA_DISABLE_PTX_JIT`, `NVIDIA_TF32_OVERRIDE`,
+//! `CUBLAS_EMULATE_SINGLE_PRECISION`, `CUBLAS_EMULATE_DOUBLE_PRECISION`, `CUBLAS_EMULATION_STRATEGY`, `LD_PRELOAD` and
+//! `LD_AUDIT`. Shares of MPS are not in the list: who sets them means to.
 //!
 //! ## What to do
 //! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's `Environment=`) and remove it.
 //!
 //! ## Source
 //! DCGM's deployment check "Environment Variables"; CUDA Environment Variables,
-//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>
+//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>; cuBLAS, floating point emulation,
+//! <https://docs.nvidia.com/cuda/cublas/#floating-point-emulation>
 
 use crate::check::{Check, Judge};
 use crate::facts::Facts;
@@ -37,9 +41,9 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
 };
 
-/// What each variable does to CUDA programs. The first ten are DCGM's list, the others are in NVIDIA's documentation of
-/// CUDA's environment variables and in ld.so(8).
-const INJECTED_VARIABLES: [(&str, &str); 16] = [
+/// What each variable does to CUDA programs: DCGM's list, and others of NVIDIA's documentation of CUDA's and cuBLAS's environment
+/// variables and of ld.so(8).
+const INJECTED_VARIABLES: [(&str, &str); 22] = [
     (
         "CUDA_INJECTION32_PATH",
         "loads a library into every CUDA program",
@@ -54,21 +58,54 @@ const INJECTED_VARIABLES: [(&str, &str); 16] = [
     ("COMPUTE_PROFILE", "profiles every CUDA program"),
     ("OPENCL_PROFILE", "profiles every OpenCL program"),
     ("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "writes GPU core dumps"),
+    ("CUDA_ENABLE_LIGHTWEIGHT_COREDUMP", "writes GPU core dumps"),
     ("CUDA_COREDUMP_FILE", "writes GPU core dumps"),
     (
         "CUDA_DEVICE_WAITS_ON_EXCEPTION",
         "stops programs at an exception",
     ),
     ("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait"),
+    ("CUDA_FORCE_JIT", "compiles every kernel anew"),
     ("CUDA_FORCE_PTX_JIT", "compiles every kernel anew"),
+    ("CUDA_DISABLE_JIT", "refuses programs that must be compiled"),
     ("CUDA_DISABLE_PTX_JIT", "refuses programs that need PTX"),
     (
         "NVIDIA_TF32_OVERRIDE",
         "changes the precision of matrix products",
     ),
+    (
+        "CUBLAS_EMULATE_SINGLE_PRECISION",
+        "lets matrix products in FP32 be emulated",
+    ),
+    (
+        "CUBLAS_EMULATE_DOUBLE_PRECISION",
+        "lets matrix products in FP64 be emulated",
+    ),
+    (
+        "CUBLAS_EMULATION_STRATEGY",
+        "says which matrix products are emulated",
+    ),
     ("LD_PRELOAD", "loads a library into every program"),
     ("LD_AUDIT", "loads a library into every program"),
 ];
+
+/// Switches, which are off at 0 as they are by default.
+const SWITCHES: [&str; 9] = [
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+    "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_FORCE_JIT",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_DISABLE_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+];
+
+fn has_effect(name: &str, value: &str) -> bool {
+    let is_off = value == "0" && SWITCHES.contains(&name);
+    !value.is_empty() && !is_off
+}
 
 /// Whether every probe keeps this variable, so that its absence from the facts means that it was not set.
 fn is_always_looked_at(name: &str) -> bool {
@@ -97,7 +134,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .filter(|(name, _)| !profile.environment.allowed.iter().any(|it| it == name))
         .filter(|(name, _)| !profile.environment.required.contains_key(*name))
         .filter_map(|(name, effect)| Some((name, effect, environment.get(*name)?)))
-        .filter(|(_, _, value)| !value.is_empty())
+        .filter(|(name, _, value)| has_effect(name, value))
         .peekable();
     if injected.peek().is_none() {
         tally.pass("no variable injects a debugger or profiler into CUDA programs");
@@ -172,6 +209,15 @@ mod tests {
                 .filter(|line| line.starts_with("//!"))
                 .any(|line| line.contains(&format!("`{name}`")));
             assert!(mentioned, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_switch_that_is_off_has_no_effect() {
+        for (name, _) in super::INJECTED_VARIABLES {
+            let finding = judge(&node_with(&[(name, "0")]), "{}");
+            let is_off = finding.verdict == Verdict::Pass;
+            assert_eq!(is_off, super::SWITCHES.contains(&name), "{name}");
         }
     }
 

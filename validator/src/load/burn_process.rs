@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::burn_state::State;
 use super::burn_worker::{BurnTask, GO, STANDING_BY, empty_run};
-use super::cuda_kernel::{busy_if_others_use_it, own_node};
+use super::cuda_kernel::own_node;
+use super::others::busy_if_others_have_it;
 use crate::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
 use crate::probe::{Deadlines, Interrupt, ProbeOptions};
 use crate::worker::conversation::Message;
@@ -122,7 +123,7 @@ impl BurnProcess {
             }
             state.change(&uuid, |it| it.ended = true);
             BurnRun {
-                end: busy_if_others_use_it(run.end, &gpu),
+                end: busy_if_others_have_it(run.end, &gpu),
                 ..run
             }
         });
@@ -180,7 +181,7 @@ struct KernelListener<'l> {
 impl KernelListener<'_> {
     fn tell(&self, run: KernelRun) {
         let run = KernelRun {
-            end: busy_if_others_use_it(run.end, self.gpu),
+            end: busy_if_others_have_it(run.end, self.gpu),
             wall_ms: self.started.elapsed().as_secs_f64() * 1000.0,
             ..run
         };

@@ -17,6 +17,7 @@ use super::gemm::cublaslt;
 use super::gemm::images::{Family, Image};
 use super::gemm::kernels::{Gemm, Support, families, operand_type};
 use super::gemm::sweep::{BurningGpu, Moment, Sweeps, Trial, choose_layout, run, try_out};
+use super::others::{ROOM_BYTES, busy_if_others_came};
 use crate::facts::{
     BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
 };
@@ -104,7 +105,9 @@ pub(crate) fn run_worker(task: &str, is_alone: bool, alone_failed: Option<String
     let end = match serde_json::from_str::<BurnTask>(task) {
         Ok(task) => match (worker.device(&task), is_alone) {
             (Err(end), true) => return again_with_all_nodes(end),
-            (device, _) => device.and_then(|device| worker.burn(&task, &device)),
+            (device, _) => device
+                .and_then(|device| worker.burn(&task, &device))
+                .map_err(|end| busy_if_others_came(end, worker.had_no_room, &task.device, &teller)),
         },
         Err(error) => Err(exited(format!("the task cannot be read: {error}"))),
     };
@@ -151,6 +154,8 @@ struct Worker<'t> {
     run: BurnRun,
     /// The check kernel was asked for and nothing was told of it yet.
     owes_kernel: bool,
+    /// Hardly any memory was free, too little for products.
+    had_no_room: bool,
     stop: Arc<AtomicBool>,
     injected_found: u64,
 }
@@ -163,6 +168,7 @@ impl<'t> Worker<'t> {
             waited: Duration::ZERO,
             run: empty_run(WorkerEnd::Finished),
             owes_kernel: false,
+            had_no_room: false,
             stop: Arc::default(),
             injected_found: 0,
         }
@@ -310,7 +316,8 @@ impl<'t> Worker<'t> {
         let (free, _) = context.memory_bytes()?;
         self.run.memory_free_bytes = free;
         let asked = share.of(free);
-        let mut bytes = asked.min(free);
+        // Of a GPU without any free memory the driver is asked for a byte, so that it says so.
+        let mut bytes = asked.min(free).max(1);
         for _ in 0..ALLOCATIONS_MAXIMUM {
             match context.allocate(bytes) {
                 Ok(memory) => {
@@ -473,6 +480,7 @@ impl<'t> Worker<'t> {
                 return Ok(None);
             }
         }
+        self.had_no_room = self.run.memory_free_bytes < ROOM_BYTES;
         self.run.notes.push(format!(
             "{} bytes of memory are too few for products of {precision}",
             gpu.arena.bytes()

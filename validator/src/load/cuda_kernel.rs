@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::burn_worker::FIRST_USE_OF_CONTEXT;
 use super::check_kernel::{CHECK_KERNEL_BLOCK_THREADS, check_kernel_expected};
-use super::driver::{
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY, Context, CudaFailure, CudaLibrary,
-    Device, c_text,
-};
+use super::driver::{Context, CudaFailure, CudaLibrary, Device, c_text};
+use super::others::{busy_if_others_came, busy_if_others_have_it};
 use super::standby::Standby;
-use crate::facts::{ComputeMode, Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
+use crate::facts::{Facts, GpuFacts, KernelRun, Reading, ValueMismatch, WorkerEnd};
 use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
 use crate::worker::Nodes;
@@ -173,7 +171,7 @@ fn kernel_run(told: Told, gpu: &GpuFacts, wall: Duration) -> Reading<KernelRun> 
             let Some(run) = run else {
                 return Reading::NotRead("the worker ended without a result".to_owned());
             };
-            let end = busy_if_others_use_it(run.end, gpu);
+            let end = busy_if_others_have_it(run.end, gpu);
             Reading::Value(KernelRun {
                 end,
                 wall_ms,
@@ -181,23 +179,6 @@ fn kernel_run(told: Told, gpu: &GpuFacts, wall: Duration) -> Reading<KernelRun> 
             })
         }
     }
-}
-
-/// No memory, or no exclusive access, on a GPU that others are using says nothing about the GPU.
-pub(super) fn busy_if_others_use_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEnd {
-    let WorkerEnd::CudaError { call, code, name } = &end else {
-        return end;
-    };
-    let processes = gpu.processes.value().map_or(0, Vec::len);
-    let exclusive = gpu.compute_mode.value() == Some(&ComputeMode::ExclusiveProcess);
-    let no_access = *code == CUDA_ERROR_DEVICE_UNAVAILABLE && exclusive;
-    let no_memory = *code == CUDA_ERROR_OUT_OF_MEMORY;
-    if processes == 0 || !(no_access || no_memory) {
-        return end;
-    }
-    WorkerEnd::Busy(format!(
-        "{call} answered {name} while {processes} other process(es) use the GPU"
-    ))
 }
 
 /// `gpu-validator worker cuda-kernel --gpu UUID`. If it `is_alone` it can open no other GPU's device node.
@@ -208,6 +189,7 @@ pub(crate) fn run_worker(uuid: &str, is_alone: bool) -> Then {
         (device, _) => device,
     };
     let run = device.and_then(|device| compute_and_compare(&device, &teller));
+    let run = run.map_err(|end| busy_if_others_came(end, false, uuid, &teller));
     teller.field("run", &run.unwrap_or_else(KernelRun::without_result));
     teller.done();
     Then::Done
@@ -362,7 +344,7 @@ impl From<CudaFailure> for WorkerEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{CudaResult, GpuProcess, MigDevice, MigMode};
+    use crate::facts::{CudaResult, MigDevice, MigMode};
 
     #[test]
     fn every_wrong_word_is_counted_and_the_first_are_shown() {
@@ -386,31 +368,6 @@ mod tests {
     fn threads_compute_the_same_words_as_one() {
         let words = expected_words(1000, 3);
         assert!((0..1000).all(|index| words[index as usize] == check_kernel_expected(index, 3)));
-    }
-
-    #[test]
-    fn busy_needs_somebody_who_uses_the_gpu() {
-        let end = || WorkerEnd::CudaError {
-            call: "cuMemAlloc_v2".to_owned(),
-            code: CUDA_ERROR_OUT_OF_MEMORY,
-            name: "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
-        };
-        let mut gpu = GpuFacts {
-            processes: Reading::Value(Vec::new()),
-            ..GpuFacts::default()
-        };
-        assert_eq!(busy_if_others_use_it(end(), &gpu), end());
-        gpu.processes = Reading::Value(vec![GpuProcess::default()]);
-        assert!(matches!(
-            busy_if_others_use_it(end(), &gpu),
-            WorkerEnd::Busy(_)
-        ));
-        let illegal = WorkerEnd::CudaError {
-            call: "cuCtxSynchronize".to_owned(),
-            code: 700,
-            name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
-        };
-        assert_eq!(busy_if_others_use_it(illegal.clone(), &gpu), illegal);
     }
 
     #[test]

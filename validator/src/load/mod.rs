@@ -10,4 +10,5 @@ mod check_kernel;
 pub(crate) mod cuda_kernel;
 pub(crate) mod driver;
 mod gemm;
+mod others;
 pub(crate) mod standby;

@@ -21,7 +21,7 @@ pub use interrupt::Interrupt;
 pub(crate) use late::LateProbes;
 pub(crate) use nvml::{
     NvmlWorker, Part, PowerKind, PowerMeter, SensorMessage, run_sensors_worker, simulator_scenario,
-    with_power_meter,
+    users_of, with_power_meter,
 };
 pub use options::{Deadlines, ProbeOptions};
 

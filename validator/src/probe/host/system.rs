@@ -14,7 +14,7 @@ const METADATA_ADDRESS: &str = "http://169.254.169.254/latest";
 /// Environment variables that change what the driver, CUDA, its libraries or a debugger do.
 // Source: the first row is the list of DCGM's software plugin; the others are in NVIDIA's CUDA C++ programming guide
 // (environment variables), MPS, NCCL and cuBLAS documentation, and ld.so(8).
-const VARIABLES: [&str; 50] = [
+const VARIABLES: [&str; 53] = [
     "NSIGHT_CUDA_DEBUGGER",
     "CUDA_INJECTION32_PATH",
     "CUDA_INJECTION64_PATH",
@@ -25,6 +25,9 @@ const VARIABLES: [&str; 50] = [
     "CUDA_PROFILE",
     "COMPUTE_PROFILE",
     "OPENCL_PROFILE",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATION_STRATEGY",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_CACHE_DISABLE",
     "CUDA_CACHE_MAXSIZE",

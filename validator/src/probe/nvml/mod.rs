@@ -7,6 +7,7 @@
 mod calls;
 mod collected;
 mod driver;
+mod own_gpu;
 mod power_meter;
 mod protocol;
 mod read;
@@ -20,6 +21,7 @@ use clap::ValueEnum as _;
 use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
 pub(crate) use driver::simulator_scenario;
+pub(crate) use own_gpu::users_of;
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};

@@ -1,12 +1,9 @@
 //! The power of one GPU, for a worker that compares two ways of working it.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
 
-use super::calls::Calls;
-use super::driver::{Device, NvmlLibrary};
-use super::protocol::Output;
-use crate::probe::libraries;
+use super::driver::Device;
+use super::own_gpu::with_own_gpu;
 
 // Source: nvml.h, NVML_FI_DEV_POWER_INSTANT: milliwatts at this moment; scope 0 is the GPU. Drivers from 530 on.
 const POWER_INSTANT: u32 = 186;
@@ -61,24 +58,12 @@ fn power_instant_mw(device: &Device<'_>) -> Option<f64> {
 
 /// Calls `body` with what reads the power of the GPU with this UUID.
 pub(crate) fn with_power_meter<T>(uuid: &str, body: impl FnOnce(&PowerMeter<'_>) -> T) -> T {
-    let output = Output::quiet();
-    let calls = Calls::new(None, &[], &output);
-    let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
-    let loaded = libraries::load("libnvidia-ml.so.1", open);
-    let nvml = loaded
-        .ok()
-        .map(|it| it.library)
-        .filter(|nvml| nvml.initialize(&calls).is_ok());
-    let device = nvml.as_ref().and_then(|nvml| {
-        let count = nvml.device_count(&calls).unwrap_or_default();
-        (0..count)
-            .filter_map(|index| nvml.device(index, &calls).ok())
-            .find(|device| device.uuid().is_ok_and(|it| it == uuid))
-    });
-    let meter = PowerMeter {
-        device,
-        kind: Cell::new(None),
-    };
-    meter.choose();
-    body(&meter)
+    with_own_gpu(uuid, |device, _| {
+        let meter = PowerMeter {
+            device,
+            kind: Cell::new(None),
+        };
+        meter.choose();
+        body(&meter)
+    })
 }

@@ -11,9 +11,9 @@ use super::driver::{Device, FabricInfo, PciIdentity};
 use super::protocol::Output;
 use crate::facts::{
     Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
-    GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power, Reading,
-    RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping, SensorSample,
-    Temperature, Utilization, ViolationTimes,
+    GpuFacts, GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power,
+    Reading, RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping,
+    SensorSample, Temperature, Utilization, ViolationTimes,
 };
 use crate::process_stat;
 
@@ -152,6 +152,16 @@ impl GpuReader<'_> {
             row_remapping: self.reading(self.row_remapping()),
             retired_pages: self.reading(self.retired_pages()),
             violations: self.reading(self.violations()),
+        }
+    }
+
+    /// Who uses the GPU, and how much of its memory.
+    pub(super) fn users(&self) -> GpuFacts {
+        GpuFacts {
+            processes: self.reading(self.processes()),
+            memory: self.reading(self.memory()),
+            compute_mode: self.reading(self.device.compute_mode().map(compute_mode)),
+            ..GpuFacts::default()
         }
     }
 
