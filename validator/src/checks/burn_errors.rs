@@ -9,8 +9,11 @@
 //! for uncorrectable errors, a remapping that failed, and so many correctable ECC errors within the burn that they are no
 //! single weak cell: above 20,000,000, or 10,000 in SRAM. `warn`: fewer correctable ECC errors, rows remapped or pages
 //! retired for them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it.
-//! Skipped where no burn was asked for. An Xid of an application's doing, while others used the GPU, leaves it busy and not
-//! broken: an `error`, and exit code 4.
+//! Skipped where no burn was asked for.
+//!
+//! Xids for information warn, and so do those of an application's doing where the driver names a process that is not the
+//! validator's. Where it names none, and others used the GPU, it is busy and not broken: an `error`, and exit code 4.
+//! `policy.xid` of the profile moves numbers between `fail`, `warn` and `ignore` here, too.
 //!
 //! So many (seen on an H200: 12 million a second, and every product right) mean a part of the memory in which nearly every
 //! access is corrected. It has nothing left to correct the next error with, and that one ends the job.
@@ -27,10 +30,10 @@
 use super::ecc_errors::{correctable, too_many_correctable, uncorrectable};
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
-use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog};
+use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog, XidOfOthers};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
-use crate::profile::Profile;
+use crate::profile::{Profile, XidPolicy, XidSeverity};
 use crate::reference::{self, XidClass};
 
 pub(crate) const CHECK: Check = Check {
@@ -49,10 +52,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     if *after == LoadCounters::default() {
         let why = log.trouble.as_deref().unwrap_or("nothing was told");
         let unread = Outcome::error(format!("no counter was read after the burn: {why}"));
-        return worst_of([xids(log, gpu, facts), Ok(unread)]);
+        return worst_of([xids(log, gpu, facts, &profile.policy.xid), Ok(unread)]);
     }
     worst_of([
-        xids(log, gpu, facts),
+        xids(log, gpu, facts, &profile.policy.xid),
         compare(
             "ECC errors",
             &before.ecc_volatile,
@@ -94,24 +97,49 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     ])
 }
 
-fn xids(log: &SensorLog, gpu: &GpuFacts, facts: &Facts) -> Judgement {
-    if log.xids.is_empty() {
-        return Ok(Outcome::pass("no new errors"));
-    }
-    let numbers: Vec<String> = log.xids.iter().map(u32::to_string).collect();
-    let judgement = Ok(Outcome::fail(format!(
-        "the driver reported Xid {} of this GPU during the burn",
-        numbers.join(", ")
-    ))
-    .expected("no Xid")
-    .remedy("see kernel_log_xid for what this Xid means"));
-    // What an application does to itself may have been done by somebody else's.
-    let of_applications =
-        |number: &u32| reference::xid(*number).is_some_and(|it| it.class == XidClass::Application);
-    if log.xids.iter().all(of_applications) {
-        return burned::unless_others_use_it(judgement, gpu, facts);
-    }
-    judgement
+fn xids(log: &SensorLog, gpu: &GpuFacts, facts: &Facts, policy: &XidPolicy) -> Judgement {
+    let own = log.xids.iter().map(|number| {
+        let judgement = Ok(judge_xid(*number, None, policy));
+        // What an application does to itself may have been done by somebody else's that the driver did not name.
+        if class_of(*number) == Some(XidClass::Application) {
+            burned::unless_others_use_it(judgement, gpu, facts)
+        } else {
+            judgement
+        }
+    });
+    let of_others = log
+        .xids_of_others
+        .iter()
+        .map(|xid| Ok(judge_xid(xid.number, Some(xid), policy)));
+    worst_of(std::iter::once(Ok(Outcome::pass("no new errors"))).chain(own.chain(of_others)))
+}
+
+fn class_of(number: u32) -> Option<XidClass> {
+    reference::xid(number).map(|it| it.class)
+}
+
+/// Under load a GPU has no Xid. What is told for information warns, and so does what the driver blames another program for.
+fn judge_xid(number: u32, of_others: Option<&XidOfOthers>, policy: &XidPolicy) -> Outcome {
+    let name = reference::xid(number).map_or("no public description", |row| row.name.as_str());
+    let whose = of_others.map_or(String::new(), |it| {
+        let pid = it.pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
+        format!(" and of process {}{pid}", it.process)
+    });
+    let text =
+        format!("the driver reported Xid {number} ({name}) of this GPU{whose} during the burn");
+    let severity = policy.severity(number).unwrap_or(match class_of(number) {
+        Some(XidClass::Informational) => XidSeverity::Warn,
+        Some(XidClass::Application) if of_others.is_some() => XidSeverity::Warn,
+        _ => XidSeverity::Fail,
+    });
+    let outcome = match severity {
+        XidSeverity::Fail => Outcome::fail(text),
+        XidSeverity::Warn => Outcome::warn(text),
+        XidSeverity::Ignore => return Outcome::pass("no new errors"),
+    };
+    outcome
+        .expected("no Xid")
+        .remedy("see kernel_log_xid for what this Xid means")
 }
 
 /// `bad` gives what fails and what warns when it grew.
@@ -180,7 +208,7 @@ fn by_kind(errors: &EccErrors) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{EccErrors, LoadCounters, Reading, RowRemapping, SensorLog};
+    use crate::facts::{EccErrors, LoadCounters, Reading, RowRemapping, SensorLog, XidOfOthers};
     use crate::findings::Verdict;
     use crate::test_machine::{
         burned_node, burned_node_with_sensors, healthy_node, judge_check, python_process,
@@ -213,6 +241,54 @@ mod tests {
         let finding = judged(31, true);
         assert!(finding.busy, "{finding:?}");
         assert!(finding.summary.contains("python3 (pid 4242"), "{finding:?}");
+    }
+
+    #[test]
+    fn an_xid_is_judged_by_its_class_and_whose_it_is() {
+        let judged = |number, of_others: bool, profile: &str| {
+            let facts = burned_node_with_sensors(|log| {
+                if of_others {
+                    log.xids_of_others.push(XidOfOthers {
+                        number,
+                        process: "python3".to_owned(),
+                        pid: Some(2615),
+                    });
+                } else {
+                    log.xids.push(number);
+                }
+            });
+            judge_check(&CHECK, &facts, profile).swap_remove(2)
+        };
+        for (number, own, of_others) in [
+            (31, Verdict::Fail, Verdict::Warn),
+            (45, Verdict::Fail, Verdict::Warn),
+            (94, Verdict::Fail, Verdict::Fail),
+            (79, Verdict::Fail, Verdict::Fail),
+            (106, Verdict::Warn, Verdict::Warn),
+            (999, Verdict::Fail, Verdict::Fail),
+        ] {
+            let verdicts = [false, true].map(|of_others| judged(number, of_others, "{}").verdict);
+            assert_eq!(verdicts, [own, of_others], "{number}");
+        }
+        let summary = judged(31, true, "{}").summary;
+        assert_eq!(
+            summary,
+            "the driver reported Xid 31 (GPU memory page fault) of this GPU and of process python3 (pid 2615) during the burn"
+        );
+        for (list, verdict) in [
+            ("fail", Verdict::Fail),
+            ("warn", Verdict::Warn),
+            ("ignore", Verdict::Pass),
+        ] {
+            for (number, of_others) in [(94, false), (31, true), (106, false)] {
+                let profile = format!("policy: {{xid: {{{list}: [{number}]}}}}");
+                assert_eq!(
+                    judged(number, of_others, &profile).verdict,
+                    verdict,
+                    "{profile}"
+                );
+            }
+        }
     }
 
     #[test]

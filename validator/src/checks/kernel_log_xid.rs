@@ -29,7 +29,7 @@ use crate::findings::{Judgement, Outcome, Verdict};
 use crate::kernel_log::{self, KernelEvent, Sxid, TimedEvent, Xid};
 use crate::level::{Level, Stage};
 use crate::machine;
-use crate::profile::{Profile, XidPolicy};
+use crate::profile::{Profile, XidPolicy, XidSeverity};
 use crate::reference::{self, XidClass};
 use crate::tally::Tally;
 
@@ -193,14 +193,11 @@ fn judge_xid(xid: &Xid, policy: &XidPolicy) -> Option<(String, Verdict, String)>
             Verdict::Warn
         }
     };
-    let verdict = if policy.fail.contains(&xid.number) {
-        Verdict::Fail
-    } else if policy.warn.contains(&xid.number) {
-        Verdict::Warn
-    } else if policy.ignore.contains(&xid.number) {
-        return None;
-    } else {
-        default
+    let verdict = match policy.severity(xid.number) {
+        Some(XidSeverity::Fail) => Verdict::Fail,
+        Some(XidSeverity::Warn) => Verdict::Warn,
+        Some(XidSeverity::Ignore) => return None,
+        None => default,
     };
     let name = row.map_or("no public description", |row| row.name.as_str());
     let remedy = row.map_or(

@@ -309,13 +309,26 @@ pub struct SensorLog {
     pub samples: Vec<SensorSample>,
     pub before: LoadCounters,
     pub after: LoadCounters,
-    /// Xids that the kernel log gained during the load and that name this GPU's PCI address.
+    /// Xids that the kernel log gained during the load and that name this GPU's PCI address, but for those below.
     pub xids: Vec<u32>,
+    /// Those that name a process of others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xids_of_others: Vec<XidOfOthers>,
     /// Processes of others that NVML listed on this GPU during the load.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_processes: Vec<super::GpuProcess>,
     /// Why sampling ended early, if it did.
     pub trouble: Option<String>,
+}
+
+/// An Xid that the driver tells of somebody else's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct XidOfOthers {
+    pub number: u32,
+    /// As the kernel calls it: at most 15 bytes of its name.
+    pub process: String,
+    pub pid: Option<u32>,
 }
 
 /// One look at the sensors.

@@ -4,6 +4,7 @@
 //! reads NVML's sensors meanwhile. Whatever happens to one of them, the others go on.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,12 @@ use super::cuda_kernel::device_to_use;
 use super::standby::Standby;
 use crate::facts::{
     BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Precision, Reading, SensorSample, WorkerEnd,
+    XidOfOthers,
 };
 use crate::kernel_log::{KernelEvent, events};
 use crate::machine::is_hidden;
 use crate::probe::{Interrupt, ProbeOptions};
+use crate::worker::process::worker_program;
 
 /// What is asked of a burn.
 #[derive(Clone, Debug, PartialEq)]
@@ -323,6 +326,7 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
         return;
     };
     let lasted_s = began.elapsed().as_secs_f64() + XID_DELAY_S;
+    let worker = kernels_name(&worker_program(probe.worker_program.as_ref()));
     for timed in events(&log.records) {
         let during = timed.age_s.is_some_and(|age| age <= lasted_s);
         let KernelEvent::Xid(xid) = &timed.event else {
@@ -335,14 +339,42 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
         if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value())) {
             // An Xid counts although the sensors were not read.
             let log = facts.load.sensors.entry(uuid.clone()).or_default();
-            log.xids.push(xid.number);
+            match xid.process.as_ref().filter(|it| **it != worker) {
+                Some(process) => log.xids_of_others.push(XidOfOthers {
+                    number: xid.number,
+                    process: process.clone(),
+                    pid: xid.pid,
+                }),
+                None => log.xids.push(xid.number),
+            }
         }
     }
+}
+
+/// What the kernel calls a process of this program, in every namespace.
+// Source: proc_pid_comm(5): the file's name, cut to 15 bytes.
+fn kernels_name(program: &Path) -> String {
+    let name = program.file_name().unwrap_or_default().as_encoded_bytes();
+    String::from_utf8_lossy(&name[..name.len().min(15)]).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_cuts_names() {
+        let own = std::env::current_exe().expect("this test's program");
+        let told = std::fs::read_to_string("/proc/self/comm").expect("proc");
+        // The test runner's threads have names of their own, its first one has the program's.
+        let first = std::fs::read_to_string(format!("/proc/{}/comm", std::process::id()));
+        assert_eq!(first.expect("proc"), told);
+        assert_eq!(kernels_name(&own), told.trim_end());
+        assert_eq!(
+            kernels_name(Path::new("/usr/bin/gpu-validator")),
+            "gpu-validator"
+        );
+    }
 
     #[test]
     fn a_gpu_of_others_is_busy_unless_it_is_shared() {

@@ -176,6 +176,27 @@ pub struct XidPolicy {
     pub ignore: Vec<u32>,
 }
 
+/// What a profile makes of an Xid, whatever its default class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XidSeverity {
+    Fail,
+    Warn,
+    Ignore,
+}
+
+impl XidPolicy {
+    /// `None` where the profile leaves this number to its class.
+    pub(crate) fn severity(&self, number: u32) -> Option<XidSeverity> {
+        [
+            (&self.fail, XidSeverity::Fail),
+            (&self.warn, XidSeverity::Warn),
+            (&self.ignore, XidSeverity::Ignore),
+        ]
+        .into_iter()
+        .find_map(|(numbers, severity)| numbers.contains(&number).then_some(severity))
+    }
+}
+
 /// What a level does, where the defaults do not fit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

@@ -37,6 +37,7 @@ pub(crate) fn burned_node() -> Facts {
             before: counters.clone(),
             after: counters,
             xids: Vec::new(),
+            xids_of_others: Vec::new(),
             other_processes: Vec::new(),
             trouble: None,
         };
