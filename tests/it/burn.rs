@@ -375,6 +375,11 @@ fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
         let says = summary(&node, &ran.report, check, 1);
         assert!(!says.contains("did not answer"), "{check}: {says}");
     }
+    // What it was to do it did nevertheless.
+    let says = summary(&node, &ran.report, "burn_completed", 1);
+    assert!(says.contains("its process stood still for 3."), "{says}");
+    let says = summary(&node, &ran.report, "burn_completed", 2);
+    assert!(!says.contains("stood still"), "{says}");
     assert_eq!(ran.code, 0, "{}", ran.stdout);
 }
 

@@ -160,7 +160,7 @@ pub(crate) fn samples_under_load<'f>(
     let samples: Vec<&SensorSample> = log
         .samples
         .iter()
-        .filter(|it| it.t >= 0.0 && f64::from(it.t) <= run.measured_s)
+        .filter(|it| it.t >= 0.0 && f64::from(it.t) <= run.load_s())
         .collect();
     if samples.is_empty() && log.trouble.is_none() && run.measured_s < MEASURED_MINIMUM_S {
         return Err(Outcome::skip("the burn was too short to read sensors"));
@@ -225,7 +225,7 @@ pub(crate) fn reference_of(
 pub(crate) fn power_in_second_half_mw(run: &BurnRun, samples: &[&SensorSample]) -> Option<f64> {
     let powers: Vec<f64> = samples
         .iter()
-        .filter(|it| f64::from(it.t) >= run.measured_s / 2.0)
+        .filter(|it| f64::from(it.t) >= run.load_s() / 2.0)
         .filter_map(|it| it.power_mw)
         .map(f64::from)
         .collect();

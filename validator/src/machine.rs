@@ -170,8 +170,21 @@ pub(crate) fn describe_service(state: ServiceState) -> &'static str {
 }
 
 /// A driver library that works and that programs do not find, since only its path led to it.
-pub(crate) fn not_on_loader_path(library: &str, path: &str) -> Outcome {
+///
+/// Where it finds a file that it cannot load (`unloadable`), every program ends there.
+pub(crate) fn not_on_loader_path(library: &str, path: &str, unloadable: Option<&str>) -> Outcome {
     let folder = path.rsplit_once('/').map_or(path, |(folder, _)| folder);
+    if let Some(error) = unloadable {
+        return Outcome::fail(format!(
+            "programs cannot load {library}: {error}; the driver's own lies in {folder}"
+        ))
+        .expected(format!("the driver's {library} found by its name"))
+        .observed(error)
+        .remedy(
+            "remove that file (an image that was committed from a container keeps empty ones), or take its folder out of \
+             LD_LIBRARY_PATH and ld.so.conf.d and run ldconfig",
+        );
+    }
     Outcome::warn(format!(
         "{library} lies in {folder}, where the loader does not look for it: programs do not find it"
     ))

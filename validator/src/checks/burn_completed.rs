@@ -96,9 +96,14 @@ fn finished(run: &BurnRun) -> Outcome {
             run.measured_s, run.requested_s
         ));
     }
+    let stood_still = (run.stood_still_s > 0.0).then(|| {
+        let seconds = run.stood_still_s;
+        format!("; its process stood still for {seconds:.1} s meanwhile, which do not count")
+    });
     let mut text = format!(
-        "multiplied for {:.1} s: {products} products",
-        run.measured_s
+        "multiplied for {:.1} s: {products} products{}",
+        run.measured_s,
+        stood_still.unwrap_or_default()
     );
     for note in &run.notes {
         text.push_str("; ");
@@ -130,6 +135,19 @@ mod tests {
 
     fn judge(change: impl FnOnce(&mut BurnRun)) -> Finding {
         judge_check(&CHECK, &burned_node_with(change), "{}").swap_remove(2)
+    }
+
+    #[test]
+    fn time_in_which_the_worker_stood_still_is_no_time_of_the_burn() {
+        let finding = judge(|run| run.stood_still_s = 5.5);
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding.summary.contains("stood still for 5.5 s meanwhile"),
+            "{}",
+            finding.summary
+        );
+        let finding = judge(|run| (run.measured_s, run.stood_still_s) = (4.5, 5.5));
+        assert_eq!(finding.verdict, Verdict::Error);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! A process of its own loads the library and calls `cuInit`. An error code fails, with its meaning in words: 802 is a
 //! fabric manager that does not run, 803 a libcuda that does not fit the kernel module, 804 a `cuda-compat` package on a GPU
 //! that does not support it, 999 mostly a missing `nvidia_uvm`. It fails, too, when no libcuda is on the loader's path though
-//! the driver is loaded. A process that hung or crashed is an error. It warns when the library lies in a folder where the
+//! the driver is loaded, or when the loader finds one that it cannot load (an empty file, for instance). A process that hung or crashed is an error. It warns when the library lies in a folder where the
 //! loader does not look for it: this validator tries such folders, other programs do not.
 //!
 //! ## What to do
@@ -51,7 +51,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 .remedy("look for Xids: dmesg | grep NVRM"));
             }
             if let Some(by_path) = &cuda.loaded_by_path {
-                return Ok(machine::not_on_loader_path("libcuda.so.1", by_path));
+                let unloadable = cuda.unloadable.as_deref();
+                return Ok(machine::not_on_loader_path(
+                    "libcuda.so.1",
+                    by_path,
+                    unloadable,
+                ));
             }
             Ok(Outcome::pass(format!("CUDA initialises with {path}")))
         }
@@ -212,6 +217,17 @@ mod tests {
             finding.summary,
             "libcuda.so.1 lies in /run/nvidia/driver/usr/lib64, where the loader does not look for it: programs do not find it"
         );
+    }
+
+    #[test]
+    fn fails_when_programs_find_a_file_that_does_not_load() {
+        let mut facts = healthy_node();
+        facts.cuda.loaded_by_path = Some("/usr/lib64/libcuda.so.1".to_owned());
+        let error = "/usr/lib/libcuda.so.1: file too short";
+        facts.cuda.unloadable = Some(error.to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.summary.contains(error), "{}", finding.summary);
     }
 
     #[test]

@@ -8,9 +8,9 @@
 //! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container, or where
 //! `/proc/driver/nvidia` is hidden: that NVML lists), with
 //! `/dev/nvidiactl` and `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
-//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing `/dev/nvidia-uvm` only warns when CUDA
-//! initialised: then a privileged program made it on first use, which a container cannot. With MIG on there must be
-//! capability nodes in `/dev/nvidia-caps`.
+//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing node only warns where NVML read that GPU
+//! all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the driver's libraries made it on first use, with root's
+//! rights or by `nvidia-modprobe`, which a container cannot. With MIG on there must be capability nodes in `/dev/nvidia-caps`.
 //!
 //! ## What to do
 //! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules so that they are there
@@ -21,7 +21,7 @@
 //! <https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html>
 
 use crate::check::{Check, Judge};
-use crate::facts::{DeviceNode, Facts, KernelModules};
+use crate::facts::{DeviceNode, Facts, GpuFacts, KernelModules, Reading};
 use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
 use crate::machine;
@@ -60,11 +60,22 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             profile,
         ));
     }
+    let mut judge_node = |path: &str, of: &str, was_used: bool| {
+        if was_used && !nodes.iter().any(|node| node.path == path) {
+            tally.warn(format!(
+                "{path} {of} was missing until it was first used; a container cannot make it"
+            ));
+        } else {
+            judge_node(nodes, path, of, mode, &mut tally);
+        }
+    };
     for (path, gpu) in &gpus {
-        judge_node(nodes, path, &format!("of {gpu}"), mode, &mut tally);
+        judge_node(path, &format!("of {gpu}"), was_read(path, facts));
     }
-    judge_node(nodes, "/dev/nvidiactl", "of the driver", mode, &mut tally);
-    judge_uvm(nodes, facts, mode, &mut tally);
+    let nvml_started = facts.nvml.initialized == Reading::Value(true);
+    judge_node("/dev/nvidiactl", "of the driver", nvml_started);
+    let cuda_started = machine::cuda_initialised(facts);
+    judge_node(UVM, "of CUDA's unified memory", cuda_started);
     judge_mig_capabilities(nodes, facts, &mut tally);
 
     let worst = tally.worst();
@@ -139,16 +150,14 @@ fn judge_node(nodes: &[DeviceNode], path: &str, of: &str, mode: u32, tally: &mut
     }
 }
 
-fn judge_uvm(nodes: &[DeviceNode], facts: &Facts, mode: u32, tally: &mut Tally) {
-    let is_missing = !nodes.iter().any(|node| node.path == UVM);
-    let cuda_initialised = facts.cuda.init.value().is_some_and(|init| init.code == 0);
-    if is_missing && cuda_initialised {
-        tally.warn(format!(
-            "{UVM} was missing until CUDA was first used; a container cannot make it"
-        ));
-    } else {
-        judge_node(nodes, UVM, "of CUDA's unified memory", mode, tally);
-    }
+/// Whether NVML read the GPU of this node, which it does through the node.
+fn was_read(path: &str, facts: &Facts) -> bool {
+    let is_its_gpu = |gpu: &GpuFacts| {
+        let minor = gpu.minor_number.value();
+        minor.is_some_and(|it| format!("/dev/nvidia{it}") == path)
+    };
+    let mut gpus = facts.gpus.iter().filter(|gpu| is_its_gpu(gpu));
+    gpus.any(|gpu| gpu.uuid.value().is_some() && gpu.lost.is_none())
 }
 
 fn judge_mig_capabilities(nodes: &[DeviceNode], facts: &Facts, tally: &mut Tally) {
@@ -205,6 +214,15 @@ mod tests {
     fn fails_when_a_gpu_has_none() {
         let mut facts = healthy_node();
         remove(&mut facts, "/dev/nvidia3");
+        let late = judge(&facts);
+        assert_eq!(late.verdict, Verdict::Warn);
+        assert!(
+            late.summary
+                .ends_with("was missing until it was first used; a container cannot make it"),
+            "{}",
+            late.summary
+        );
+        facts.gpus.remove(3);
         let finding = judge(&facts);
         assert_eq!(finding.verdict, Verdict::Fail);
         assert!(
@@ -224,6 +242,8 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Pass);
         assert!(finding.summary.starts_with("8 GPU nodes"));
         remove(&mut facts, "/dev/nvidia3");
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
+        facts.gpus[3].lost = Some("the driver lost it".to_owned());
         assert_eq!(judge(&facts).verdict, Verdict::Fail);
         facts.gpus[3].minor_number = Reading::NotRead("unknown error".to_owned());
         assert_eq!(judge(&facts).verdict, Verdict::Error);
@@ -240,6 +260,8 @@ mod tests {
     fn fails_without_the_control_node() {
         let mut facts = healthy_node();
         remove(&mut facts, "/dev/nvidiactl");
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
+        facts.nvml.initialized = Reading::NotRead("driver not loaded".to_owned());
         assert_eq!(judge(&facts).verdict, Verdict::Fail);
     }
 
@@ -296,7 +318,7 @@ mod tests {
         }
         assert_eq!(judge(&facts).verdict, Verdict::Pass);
         facts.gpus[0].minor_number = Reading::Value(4);
-        assert_eq!(judge(&facts).verdict, Verdict::Fail);
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
     }
 
     #[test]

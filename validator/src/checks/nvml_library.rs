@@ -5,7 +5,8 @@
 //! count, watch or hand out a GPU.
 //!
 //! ## How it is judged
-//! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the loader's path. Any other
+//! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the loader's path, or one that
+//! the loader cannot load (an empty file, for instance) while the driver's lies elsewhere. Any other
 //! refusal means that NVML could not be asked (the reason is in the text; a library of another version is named by
 //! `driver_components_match`). It warns when a call hung or the probing process crashed on the way: what was read stands,
 //! but programs that use NVML will hang or crash as well. It warns, too, when the library lies in a folder where the loader
@@ -71,7 +72,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             .remedy("look for Xids and a GPU that is lost: dmesg | grep NVRM; then reset that GPU or reboot"));
     }
     if let Some(by_path) = &nvml.loaded_by_path {
-        return Ok(machine::not_on_loader_path("libnvidia-ml.so.1", by_path));
+        let unloadable = nvml.unloadable.as_deref();
+        return Ok(machine::not_on_loader_path(
+            "libnvidia-ml.so.1",
+            by_path,
+            unloadable,
+        ));
     }
     Ok(Outcome::pass(
         match nvml.nvml_version.value().or(nvml.driver_version.value()) {
@@ -146,6 +152,17 @@ mod tests {
             "{}",
             finding.summary
         );
+    }
+
+    #[test]
+    fn fails_when_programs_find_a_file_that_does_not_load() {
+        let mut facts = healthy_node();
+        facts.nvml.loaded_by_path = Some("/usr/lib64/libnvidia-ml.so.1".to_owned());
+        let error = "/usr/lib/libnvidia-ml.so.1: file too short";
+        facts.nvml.unloadable = Some(error.to_owned());
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert!(finding.summary.contains(error), "{}", finding.summary);
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub struct CudaFacts {
     /// The loader does not find `libcuda.so.1` by its name, as programs ask for it; it was loaded by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
+    /// What the loader said of that name, where it found a file that cannot be loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unloadable: Option<String>,
     /// What `cuInit` answered.
     pub init: Reading<CudaResult>,
     /// `cuDriverGetVersion`: 1000 x major + 10 x minor.

@@ -16,6 +16,9 @@ pub struct NvmlFacts {
     /// The loader does not find `libnvidia-ml.so.1` by its name, as programs ask for it; it was loaded by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
+    /// What the loader said of that name, where it found a file that cannot be loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unloadable: Option<String>,
     /// `nvmlSystemGetDriverVersion`: `580.159.04`.
     pub driver_version: Reading<String>,
     /// `nvmlSystemGetNVMLVersion`: `13.580.159.04`.

@@ -110,6 +110,11 @@ mod number_or_nan {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
+}
+
 /// A burn of one GPU: what it was asked to do, what it did, and whether the numbers were right.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -123,6 +128,10 @@ pub struct BurnRun {
     /// Seconds that were asked for, and for which products ran.
     pub requested_s: f64,
     pub measured_s: f64,
+    /// Between the first product and the last the worker stood still for so many seconds more (a paused container), with
+    /// nothing for the GPU to do.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stood_still_s: f64,
     /// From the start of the worker process to the first product in flight, in milliseconds; what it waited for the word to
     /// begin is left out.
     pub start_to_load_ms: f64,
@@ -139,6 +148,13 @@ pub struct BurnRun {
     pub precisions: Vec<PrecisionRun>,
     /// `--inject` flipped bits on purpose: the mismatches are ours.
     pub injected: u64,
+}
+
+impl BurnRun {
+    /// From the first product to the last, in seconds.
+    pub(crate) fn load_s(&self) -> f64 {
+        self.measured_s + self.stood_still_s
+    }
 }
 
 /// When the worker of a GPU came how far, in milliseconds since the validator began to look at the machine.

@@ -138,7 +138,7 @@ impl GpuState {
     /// Notes what a worker told.
     pub(super) fn note(&mut self, run: &BurnRun) {
         if self.load_began.is_none() && run.measured_s > 0.0 {
-            let running = Duration::try_from_secs_f64(run.measured_s).unwrap_or_default();
+            let running = Duration::try_from_secs_f64(run.load_s()).unwrap_or_default();
             self.load_began = Instant::now().checked_sub(running);
         }
         self.run = Some(run.clone());

@@ -131,6 +131,7 @@ pub(crate) fn empty_run(end: WorkerEnd) -> BurnRun {
         seed: 0,
         requested_s: 0.0,
         measured_s: 0.0,
+        stood_still_s: 0.0,
         start_to_load_ms: 0.0,
         startup: None,
         stop_ms: None,
@@ -556,19 +557,25 @@ impl<'t> Worker<'t> {
         asked: Sweeps,
         mut products: PrecisionRun,
     ) -> Result<(), WorkerEnd> {
-        let burned_before_s = self.run.measured_s;
+        let (burned_before_s, stood_before_s) = (self.run.measured_s, self.run.stood_still_s);
         let (injected_before, found_before) = (self.run.injected, self.injected_found);
         self.run.precisions.push(products.clone());
         let result = run(gpu, engines, layout, asked, &mut products, &mut |moment| {
             if self.run.start_to_load_ms <= 0.0 {
-                let to_load = self.elapsed().saturating_sub(moment.elapsed);
+                let since_load = moment.elapsed + moment.stood_still;
+                let to_load = self.elapsed().saturating_sub(since_load);
                 self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
             }
             self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
+            self.run.stood_still_s = stood_before_s + moment.stood_still.as_secs_f64();
             self.run.injected = injected_before + moment.injected;
             self.injected_found = found_before + moment.injected_found;
             if moment.is_due {
                 self.listen(&moment);
+            }
+            if moment.is_last {
+                // On a host with little time for this process that takes longer than reports may.
+                self.teller.step("comparing rows with the host's");
             }
             !self.stop.load(Ordering::Relaxed)
         });

@@ -62,6 +62,7 @@ type CudaResult<T> = Result<T, CudaFailure>;
 pub(crate) struct CudaLibrary {
     library: &'static libloading::Library,
     loaded_by_path: Option<String>,
+    unloadable: Option<String>,
 }
 
 impl CudaLibrary {
@@ -75,12 +76,18 @@ impl CudaLibrary {
         Ok(Self {
             library: Box::leak(Box::new(library)),
             loaded_by_path: loaded.by_path,
+            unloadable: loaded.unloadable,
         })
     }
 
     /// The path by which it had to be loaded, since the loader does not find its name.
     pub(crate) fn loaded_by_path(&self) -> Option<&str> {
         self.loaded_by_path.as_deref()
+    }
+
+    /// What the loader said of the name, where it found a file that cannot be loaded.
+    pub(crate) fn unloadable(&self) -> Option<&str> {
+        self.unloadable.as_deref()
     }
 
     /// The file that was loaded.

@@ -109,6 +109,7 @@ pub(super) fn nothing_read(reason: &str) -> CudaOutcome {
         cuda: CudaFacts {
             library: Reading::NotRead(reason.clone()),
             loaded_by_path: None,
+            unloadable: None,
             init: Reading::NotRead(reason.clone()),
             driver_version: Reading::NotRead(reason.clone()),
             devices: Reading::NotRead(reason),
@@ -123,6 +124,7 @@ fn take_field(facts: &mut CudaFacts, name: &str, value: Value) {
     let taken = match name {
         "library" => serde_json::from_value(value).map(|it| facts.library = it),
         "loaded_by_path" => serde_json::from_value(value).map(|it| facts.loaded_by_path = it),
+        "unloadable" => serde_json::from_value(value).map(|it| facts.unloadable = it),
         "init" => serde_json::from_value(value).map(|it| facts.init = it),
         "driver_version" => serde_json::from_value(value).map(|it| facts.driver_version = it),
         "devices" => serde_json::from_value(value).map(|it| facts.devices = it),
@@ -156,6 +158,7 @@ fn read(cuda: &CudaLibrary, teller: &Teller) {
     let path = CudaLibrary::path().unwrap_or_else(|| "libcuda.so.1".to_owned());
     teller.field("library", &Reading::Value(path));
     teller.field("loaded_by_path", &cuda.loaded_by_path());
+    teller.field("unloadable", &cuda.unloadable());
     if let Some(scenario) = cuda.simulator_scenario() {
         teller.field("simulated", &scenario);
     }

@@ -25,6 +25,8 @@ pub(crate) struct Loaded<T> {
     pub(crate) library: T,
     /// The path by which it had to be loaded, since the loader does not find its name.
     pub(crate) by_path: Option<String>,
+    /// What the loader said of its name, where it found a file that cannot be loaded.
+    pub(crate) unloadable: Option<String>,
 }
 
 /// Loads a library by its name, as programs do, else by the paths where drivers put it.
@@ -44,19 +46,26 @@ fn load_first<T, E: std::fmt::Display>(
     paths: impl Iterator<Item = String>,
     open: impl Fn(&str) -> Result<T, E>,
 ) -> Result<Loaded<T>, String> {
-    let mut errors = Vec::new();
+    let mut errors: Vec<String> = Vec::new();
     for path in std::iter::once(None).chain(paths.map(Some)) {
         match open(path.as_deref().unwrap_or(name)) {
             Ok(library) => {
                 return Ok(Loaded {
                     library,
                     by_path: path,
+                    unloadable: errors.into_iter().next().filter(|it| !is_missing(it)),
                 });
             }
             Err(error) => errors.push(error.to_string()),
         }
     }
     Err(errors.join("; "))
+}
+
+/// Whether the loader says that there is no such file at all.
+// Source: dlopen(3), whose messages end as strerror(3) puts it.
+pub(super) fn is_missing(error: &str) -> bool {
+    error.contains("No such file or directory")
 }
 
 /// The file of a library that this process has loaded, by the start of its name.
@@ -84,8 +93,25 @@ mod tests {
             let is_found = found.contains(&name);
             is_found
                 .then(|| name.to_owned())
-                .ok_or_else(|| format!("{name}: cannot open"))
+                .ok_or_else(|| format!("{name}: cannot open: No such file or directory"))
         })
+    }
+
+    #[test]
+    fn a_file_that_the_loader_finds_and_cannot_load_is_told_of() {
+        let path = "/usr/lib/libcuda.so.1";
+        let open = |error: &'static str| {
+            load_first(NAME, std::iter::once(path.to_owned()), move |name| {
+                (name == path).then_some(()).ok_or(error)
+            })
+        };
+        let empty = "/opt/compat/libcuda.so.1: file too short";
+        let loaded = open(empty).expect("it is found");
+        assert_eq!(loaded.by_path.as_deref(), Some(path));
+        assert_eq!(loaded.unloadable.as_deref(), Some(empty));
+        let missing = "libcuda.so.1: cannot open shared object file: No such file or directory";
+        let loaded = open(missing).expect("it is found");
+        assert_eq!(loaded.unloadable, None);
     }
 
     #[test]
@@ -95,9 +121,6 @@ mod tests {
         let by_path = loaded(&["/usr/lib/libcuda.so.1"]).expect("it is found");
         assert_eq!(by_path.by_path.as_deref(), Some("/usr/lib/libcuda.so.1"));
         let error = loaded(&[]).expect_err("nothing is there");
-        assert!(
-            error.starts_with("libcuda.so.1: cannot open; /usr/lib64/"),
-            "{error}"
-        );
+        assert!(error.contains("directory; /usr/lib64/"), "{error}");
     }
 }

@@ -69,11 +69,11 @@ fn chart(gpu: &GpuFacts, uuid: &str, run: &BurnRun, log: Option<&SensorLog>) -> 
     let lines = [
         (
             "clock",
-            polyline(&of_samples(|it| it.sm_mhz), run.measured_s, None),
+            polyline(&of_samples(|it| it.sm_mhz), run.load_s(), None),
         ),
         (
             "power",
-            polyline(&of_samples(|it| it.power_mw), run.measured_s, limit_w),
+            polyline(&of_samples(|it| it.power_mw), run.load_s(), limit_w),
         ),
         ("throughput", polyline(&throughput, run.measured_s, None)),
     ];

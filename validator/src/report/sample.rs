@@ -336,6 +336,7 @@ pub(super) fn burned() -> Run {
         let uuid = facts.gpus[index].uuid.value().cloned().unwrap_or_default();
         let run = BurnRun {
             measured_s: 10.0,
+            stood_still_s: 0.0,
             precisions: vec![
                 products(Precision::Bf16, 660.0, mismatches),
                 products(Precision::Fp8, 1305.0, 0),

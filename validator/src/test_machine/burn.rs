@@ -114,6 +114,7 @@ fn healthy_run() -> BurnRun {
         seed: 7,
         requested_s: 10.0,
         measured_s: 10.0,
+        stood_still_s: 0.0,
         start_to_load_ms: 600.0,
         startup: None,
         stop_ms: Some(50.0),

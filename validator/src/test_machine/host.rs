@@ -29,6 +29,7 @@ pub(super) fn add_host_and_cuda(facts: &mut Facts) {
             "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER_VERSION}"
         )),
         loaded_by_path: None,
+        unloadable: None,
         driver_version: Reading::Value(DRIVER_VERSION.to_owned()),
         nvml_version: Reading::Value(format!("13.{DRIVER_VERSION}")),
         cuda_driver_version: Reading::Value(13_000),
@@ -40,6 +41,7 @@ pub(super) fn add_host_and_cuda(facts: &mut Facts) {
             "/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER_VERSION}"
         )),
         loaded_by_path: None,
+        unloadable: None,
         init: Reading::Value(CudaResult {
             code: 0,
             name: "CUDA_SUCCESS".to_owned(),

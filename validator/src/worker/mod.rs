@@ -4,6 +4,7 @@ mod command;
 pub(crate) mod conversation;
 pub(crate) mod one_gpu;
 pub(crate) mod process;
+pub(crate) mod stand_still;
 
 pub(crate) use command::Nodes;
 pub use command::{WorkerCommand, run};

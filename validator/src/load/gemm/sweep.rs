@@ -13,6 +13,7 @@ use super::shape::{K_MAXIMUM, LADDER, Layout, Shape};
 use crate::facts::{PrecisionRun, ReferenceProof};
 use crate::load::driver::{Context, CudaFailure, DeviceMemory, Event, HostWords};
 use crate::probe::PowerMeter;
+use crate::worker::stand_still::StandStillWatch;
 
 type CudaResult<T> = Result<T, CudaFailure>;
 
@@ -62,8 +63,10 @@ pub(crate) struct Sweeps {
 
 /// What the burn tells while it runs.
 pub(crate) struct Moment<'r> {
-    /// Since the first product was launched.
+    /// Since the first product was launched, less what is below.
     pub(crate) elapsed: Duration,
+    /// How long this process stood still meanwhile, with nothing for the GPU to do.
+    pub(crate) stood_still: Duration,
     pub(crate) run: &'r PrecisionRun,
     /// Of the arena, written and read back so far.
     pub(crate) memory_used_bytes: u64,
@@ -72,6 +75,8 @@ pub(crate) struct Moment<'r> {
     pub(crate) injected_found: u64,
     /// Half a second passed since the last one that was, or the products ended.
     pub(crate) is_due: bool,
+    /// The products ended; what is left is the host's to compute.
+    pub(crate) is_last: bool,
 }
 
 /// Listens to the burn after every batch; `false` asks it to stop.
@@ -405,6 +410,28 @@ fn in_four_digits(rate: f64) -> f32 {
     ((rate / unit).round() * unit) as f32
 }
 
+/// The time of a burn, which stands still while this process does: the GPU has nothing to do then, and what was asked for is
+/// that much work.
+struct BurnClock {
+    begun: Instant,
+    watch: StandStillWatch,
+}
+
+impl BurnClock {
+    fn start() -> Self {
+        Self {
+            begun: Instant::now(),
+            watch: StandStillWatch::start(),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.begun
+            .elapsed()
+            .saturating_sub(self.watch.stood_still())
+    }
+}
+
 /// A batch of products under way.
 struct Batch {
     products: u64,
@@ -475,13 +502,13 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
 
     /// Multiplies until the time is over (`true`) or the listener asks to stop (`false`).
     fn sweep(&mut self, run: &mut PrecisionRun, listener: &mut Listener<'_>) -> CudaResult<bool> {
-        let begun = Instant::now();
+        let clock = BurnClock::start();
         let mut under_way: VecDeque<Batch> = VecDeque::new();
         let mut told = None;
         let mut slot = 0;
         let mut go_on = !self.gpu.shall_stop();
         loop {
-            let more = go_on && begun.elapsed() < self.asked.duration;
+            let more = go_on && clock.elapsed() < self.asked.duration;
             while more && under_way.len() < 2 {
                 under_way.push_back(self.launch_batch(slot)?);
                 slot = 1 - slot;
@@ -501,28 +528,32 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             if due {
                 told = Some(Instant::now());
             }
-            go_on &= self.tell(run, begun, due || !more, listener);
+            go_on &= listener(Moment {
+                is_due: due || !more,
+                ..self.moment(run, &clock)
+            });
         }
         self.verify_last(run)?;
-        self.tell(run, begun, true, listener);
+        let last = self.moment(run, &clock);
+        listener(Moment {
+            is_due: true,
+            is_last: true,
+            ..last
+        });
         Ok(go_on)
     }
 
-    fn tell(
-        &self,
-        run: &PrecisionRun,
-        begun: Instant,
-        is_due: bool,
-        listener: &mut Listener<'_>,
-    ) -> bool {
-        listener(Moment {
-            elapsed: begun.elapsed(),
+    fn moment<'r>(&self, run: &'r PrecisionRun, clock: &BurnClock) -> Moment<'r> {
+        Moment {
+            elapsed: clock.elapsed(),
+            stood_still: clock.watch.stood_still(),
             run,
             memory_used_bytes: self.layout.bytes_in_use(run.products_verified),
             injected: self.injected.len() as u64,
             injected_found: self.injected_found,
-            is_due,
-        })
+            is_due: false,
+            is_last: false,
+        }
     }
 
     fn launch_batch(&mut self, slot: usize) -> CudaResult<Batch> {

@@ -4,8 +4,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::driver::NvmlLibrary;
 use super::*;
 use crate::facts::{Facts, Reading};
+use crate::probe::libraries;
 
 /// What a worker for two GPUs tells first.
 const START: &str = r#"
@@ -297,4 +299,22 @@ fn what_is_asked_later_reaches_its_own_gpu() {
         trouble.contains("nvmlDeviceValidateInforom of NVML's GPU 1 did not return"),
         "{trouble}"
     );
+}
+
+/// What the loader itself says is what the search for libraries goes by.
+#[test]
+fn the_loaders_own_words_are_understood() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let empty = folder.path().join("libempty.so.1");
+    std::fs::write(&empty, b"").expect("written");
+    for (name, missing) in [
+        (empty.as_path(), false),
+        (Path::new("libno-such-library.so.1"), true),
+        (Path::new("/no/such/library.so"), true),
+    ] {
+        let Err(error) = NvmlLibrary::load(name.as_os_str()) else {
+            panic!("{} cannot be loaded", name.display());
+        };
+        assert_eq!(libraries::is_missing(&error), missing, "{error}");
+    }
 }

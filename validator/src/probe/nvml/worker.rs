@@ -101,6 +101,7 @@ fn load(output: &Output) -> Option<NvmlLibrary> {
         Ok(loaded) => {
             output.nvml("library_path", &libraries::loaded_path("libnvidia-ml.so"));
             output.nvml("loaded_by_path", &loaded.by_path);
+            output.nvml("unloadable", &loaded.unloadable);
             if let Some(scenario) = loaded.library.simulator_scenario() {
                 output.send(&Message::Simulated { scenario });
             }
