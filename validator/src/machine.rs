@@ -60,6 +60,15 @@ pub(crate) fn driver_is_loaded(facts: &Facts, modules: &KernelModules) -> bool {
         || facts.nvml.initialized == Reading::Value(true)
 }
 
+/// By which programs reach the driver.
+pub(crate) const CONTROL_NODE: &str = "/dev/nvidiactl";
+
+/// There was no control node when the machine was looked at.
+pub(crate) fn lacks_control_node(facts: &Facts) -> bool {
+    let nodes = facts.host.device_nodes.value();
+    nodes.is_some_and(|it| !it.iter().any(|node| node.path == CONTROL_NODE))
+}
+
 /// `cuInit` succeeded in the probe.
 pub(crate) fn cuda_initialised(facts: &Facts) -> bool {
     facts.cuda.init.value().is_some_and(|init| init.code == 0)

@@ -10,7 +10,7 @@
 //! `/dev/nvidiactl` and `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
 //! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing node only warns where NVML read that GPU
 //! all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the driver's libraries made it on first use, with root's
-//! rights or by `nvidia-modprobe`, which a container cannot. With MIG on there must be capability nodes in `/dev/nvidia-caps`.
+//! rights or by `nvidia-modprobe`, which a container cannot. A container without any of them is an `error`: it was given no GPU. With MIG on there must be capability nodes in `/dev/nvidia-caps`.
 //!
 //! ## What to do
 //! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules so that they are there
@@ -24,7 +24,7 @@ use crate::check::{Check, Judge};
 use crate::facts::{DeviceNode, Facts, GpuFacts, KernelModules, Reading};
 use crate::findings::{Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
-use crate::machine;
+use crate::machine::{self, CONTROL_NODE as CONTROL};
 use crate::profile::Profile;
 use crate::tally::Tally;
 
@@ -53,12 +53,22 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let mut tally = Tally::default();
 
     let gpus = wanted_gpu_nodes(facts, modules, &mut tally);
+    let nvml_started = facts.nvml.initialized == Reading::Value(true);
     if gpus.is_empty() && tally.worst().is_none() {
-        return Err(machine::reported_by(
-            "gpu_count",
-            "the driver holds no GPU that would need a device node",
-            profile,
-        ));
+        if nvml_started || !machine::lacks_control_node(facts) {
+            return Err(machine::reported_by(
+                "gpu_count",
+                "the driver holds no GPU that would need a device node",
+                profile,
+            ));
+        }
+        if machine::in_container(facts) {
+            return Ok(Outcome::error(format!(
+                "{CONTROL} is missing: this container was given no GPU"
+            ))
+            .expected("the nodes of its GPUs")
+            .remedy("give it GPUs: docker run --gpus all, or nvidia.com/gpu in the limits of the pod's container"));
+        }
     }
     let mut judge_node = |path: &str, of: &str, was_used: bool| {
         if was_used && !nodes.iter().any(|node| node.path == path) {
@@ -72,8 +82,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     for (path, gpu) in &gpus {
         judge_node(path, &format!("of {gpu}"), was_read(path, facts));
     }
-    let nvml_started = facts.nvml.initialized == Reading::Value(true);
-    judge_node("/dev/nvidiactl", "of the driver", nvml_started);
+    judge_node(CONTROL, "of the driver", nvml_started);
     let cuda_started = machine::cuda_initialised(facts);
     judge_node(UVM, "of CUDA's unified memory", cuda_started);
     judge_mig_capabilities(nodes, facts, &mut tally);
@@ -82,7 +91,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let outcome = tally.outcome(Outcome::error("no device node was judged"));
     Ok(match worst {
         Some(Verdict::Pass) => Outcome::pass(format!(
-            "{}, /dev/nvidiactl and {UVM} are there and accessible",
+            "{}, {CONTROL} and {UVM} are there and accessible",
             machine::counted(gpus.len(), "GPU node")
         )),
         Some(Verdict::Fail | Verdict::Warn) => outcome.remedy(
@@ -319,6 +328,30 @@ mod tests {
         assert_eq!(judge(&facts).verdict, Verdict::Pass);
         facts.gpus[0].minor_number = Reading::Value(4);
         assert_eq!(judge(&facts).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn a_container_without_any_was_given_no_gpu() {
+        let mut facts = healthy_node();
+        facts.host.in_container = Reading::Value(true);
+        facts.gpus.clear();
+        facts.nvml.initialized = Reading::NotRead("driver not loaded".to_owned());
+        assert_eq!(judge(&facts).verdict, Verdict::Skip);
+        nodes(&mut facts).clear();
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Error);
+        assert_eq!(
+            finding.summary,
+            "/dev/nvidiactl is missing: this container was given no GPU"
+        );
+        // On the machine itself nobody gives GPUs.
+        facts.host.in_container = Reading::Value(false);
+        for hidden in [false, true] {
+            if let (true, Reading::Value(modules)) = (hidden, &mut facts.host.kernel_modules) {
+                modules.nvidia_gpus.clear();
+            }
+            assert_eq!(judge(&facts).verdict, Verdict::Fail);
+        }
     }
 
     #[test]

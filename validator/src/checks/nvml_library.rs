@@ -39,6 +39,10 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let trouble = nvml.probe_trouble.join("; ");
     if nvml.initialized != Reading::Value(true) {
         machine::loaded_driver(facts, profile)?;
+        if machine::lacks_control_node(facts) {
+            let reason = format!("NVML finds no {}", machine::CONTROL_NODE);
+            return Err(machine::reported_by("device_nodes", &reason, profile));
+        }
         if facts
             .host
             .libnvidia_ml_files
@@ -163,6 +167,29 @@ mod tests {
         let finding = judge(&facts);
         assert_eq!(finding.verdict, Verdict::Fail);
         assert!(finding.summary.contains(error), "{}", finding.summary);
+    }
+
+    #[test]
+    fn leaves_missing_nodes_to_their_own_check() {
+        let mut facts = healthy_node();
+        facts.nvml.initialized = Reading::NotRead("driver not loaded".to_owned());
+        facts.gpus.clear();
+        assert_eq!(judge(&facts).verdict, Verdict::Error);
+        if let Reading::Value(nodes) = &mut facts.host.device_nodes {
+            nodes.retain(|node| node.path != "/dev/nvidiactl");
+        }
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(
+            finding.summary.ends_with("which device_nodes reports"),
+            "{}",
+            finding.summary
+        );
+        for in_container in [false, true] {
+            facts.host.in_container = Reading::Value(in_container);
+            let reported = judge_host_check(&super::super::device_nodes::CHECK, &facts, "{}");
+            assert!(reported.verdict >= Verdict::Error, "{reported:?}");
+        }
     }
 
     #[test]
