@@ -401,7 +401,11 @@ fn device_nodes_are_judged_by_nvml_where_the_drivers_list_is_hidden() {
     assert_eq!(ran.code, 0, "{:?}", ran.report.not_green());
     assert_eq!(ran.report.finding("device_nodes")["verdict"], "pass");
     std::fs::remove_file(node.sysroot().join("dev/nvidia3")).expect("removed");
+    // NVML reads that GPU all the same, so that its node was made meanwhile.
     let ran = node.run(&["--level", "quick"]);
-    assert_eq!(ran.code, 1);
-    assert_eq!(ran.report.not_green(), set(&["device_nodes: fail"]));
+    assert_eq!(ran.code, 0);
+    assert_eq!(ran.report.not_green(), set(&["device_nodes: warn"]));
+    let finding = ran.report.finding("device_nodes");
+    let summary = finding["summary"].as_str().expect("text");
+    assert!(summary.starts_with("/dev/nvidia3 of "), "{summary}");
 }

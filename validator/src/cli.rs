@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -96,6 +97,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             });
         }
     };
+    outlive_file_size_limits();
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),
@@ -116,6 +118,13 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::from(ExitStatus::BadInput as u8)
         }
     }
+}
+
+/// A file that may not grow (`ulimit -f`) is then one that cannot be written, as on a full disk, and not the end of this process.
+fn outlive_file_size_limits() {
+    let noted = Arc::default();
+    // Without the handler everything else is as it was.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
 }
 
 /// The command line as clap knows it, for the man page and the completions.

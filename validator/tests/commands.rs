@@ -395,6 +395,34 @@ fn a_report_that_cannot_be_written_goes_to_standard_output() {
 }
 
 #[test]
+fn a_limit_on_the_size_of_files_is_like_a_full_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let profile = narrow_profile(folder.path());
+    let bad = write_facts(folder.path(), "bad.json", &facts(false));
+    let report = folder.path().join("report.xml");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"ulimit -f 0; exec "$@""#, "sh"])
+        .arg(validator().get_program())
+        .arg("judge")
+        .arg(&bad)
+        .arg("--profile")
+        .arg(&profile)
+        .arg("--junit")
+        .arg(&report);
+    let (code, stdout, stderr) = output(&mut command);
+    assert_eq!(code, 1, "the verdict keeps its exit code: {stderr}");
+    assert!(stderr.contains("File too large"), "{stderr}");
+    assert!(stdout.contains("<testsuites"), "{stdout}");
+    let left: Vec<_> = fs::read_dir(folder.path())
+        .expect("the folder")
+        .filter_map(|entry| entry.ok().map(|it| it.file_name()))
+        .filter(|name| name.to_string_lossy().contains("report"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn a_report_on_standard_output_stands_there_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let good = write_facts(folder.path(), "good.json", &facts(true));

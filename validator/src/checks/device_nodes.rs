@@ -70,21 +70,15 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             .remedy("give it GPUs: docker run --gpus all, or nvidia.com/gpu in the limits of the pod's container"));
         }
     }
-    let mut judge_node = |path: &str, of: &str, was_used: bool| {
-        if was_used && !nodes.iter().any(|node| node.path == path) {
-            tally.warn(format!(
-                "{path} {of} was missing until it was first used; a container cannot make it"
-            ));
-        } else {
-            judge_node(nodes, path, of, mode, &mut tally);
-        }
+    let mut look = |path: &str, of: &str, was_used| {
+        judge_node(nodes, mode, (path, of, was_used), &mut tally);
     };
     for (path, gpu) in &gpus {
-        judge_node(path, &format!("of {gpu}"), was_read(path, facts));
+        look(path, &format!("of {gpu}"), was_read(path, facts));
     }
-    judge_node(CONTROL, "of the driver", nvml_started);
+    look(CONTROL, "of the driver", nvml_started);
     let cuda_started = machine::cuda_initialised(facts);
-    judge_node(UVM, "of CUDA's unified memory", cuda_started);
+    look(UVM, "of CUDA's unified memory", cuda_started);
     judge_mig_capabilities(nodes, facts, &mut tally);
 
     let worst = tally.worst();
@@ -144,8 +138,17 @@ fn wanted_gpu_nodes(
     nodes
 }
 
-fn judge_node(nodes: &[DeviceNode], path: &str, of: &str, mode: u32, tally: &mut Tally) {
+/// A node that was not there and `was_used` all the same was made in between.
+fn judge_node(
+    nodes: &[DeviceNode],
+    mode: u32,
+    (path, of, was_used): (&str, &str, bool),
+    tally: &mut Tally,
+) {
     match nodes.iter().find(|node| node.path == path) {
+        None if was_used => tally.warn(format!(
+            "{path} {of} was missing until it was first used; a container cannot make it"
+        )),
         None => tally.fail(format!("{path} {of} is missing")),
         Some(node) if !node.accessible => tally.fail(format!(
             "{path} {of} (mode {:04o}) may not be opened by this user",
