@@ -555,12 +555,21 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
         assert_eq!(verified(&node, &ran.report), expected, "{visible}");
         assert_eq!(checked(&node, &ran.report), expected, "{visible}");
     }
-    for (visible, says) in [
-        ("nonsense", "`nonsense` names no GPU of this machine"),
-        ("", "it is empty, so CUDA offers no GPU"),
-        ("-1", "CUDA_VISIBLE_DEVICES is `-1`"),
-        ("0,0", "`0` names a GPU for the second time"),
-        ("7", "`7` names no GPU of this machine"),
+    let no_device = "CUDA_ERROR_NO_DEVICE (100)";
+    for (visible, says, error) in [
+        (
+            "nonsense",
+            "`nonsense` names no GPU of this machine",
+            no_device,
+        ),
+        ("", "it is empty, so CUDA offers no GPU", no_device),
+        ("-1", "CUDA_VISIBLE_DEVICES is `-1`", no_device),
+        (
+            "0,0",
+            "`0` names a GPU for the second time",
+            "CUDA_ERROR_INVALID_DEVICE (101)",
+        ),
+        ("7", "`7` names no GPU of this machine", no_device),
     ] {
         let before = launches(&node);
         let mut command = command(&node, &["--duration", "0.5s"]);
@@ -574,8 +583,9 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
         assert!(said.contains(says), "{visible}: {said}");
         for gpu in 0..4 {
             let said = summary(&node, &report, "gemm_numerics", gpu);
-            let says = "the burn did not run: CUDA does not initialise: cuInit answered CUDA_ERROR_NO_DEVICE (100)";
-            assert!(said.starts_with(says), "{visible}: {said}");
+            let says =
+                format!("the burn did not run: CUDA does not initialise: cuInit answered {error}");
+            assert!(said.starts_with(&says), "{visible}: {said}");
         }
     }
 }

@@ -40,6 +40,8 @@ mod runner_hook;
 mod tally;
 #[cfg(test)]
 mod test_machine;
+#[deny(clippy::disallowed_methods)]
+mod visible_devices;
 pub mod worker;
 
 pub use check::judge;

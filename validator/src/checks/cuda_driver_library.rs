@@ -11,6 +11,9 @@
 //! the driver is loaded, or when the loader finds one that it cannot load (an empty file, for instance). A process that hung or crashed is an error. It warns when the library lies in a folder where the
 //! loader does not look for it: this validator tries such folders, other programs do not.
 //!
+//! `CUDA_DEVICE_ORDER` with any other value than `PCI_BUS_ID` or `FASTEST_FIRST`, nothing included, is told of as the cause
+//! where `cuInit` fails for it.
+//!
 //! ## What to do
 //! What the finding says for its code. `/usr/local/cuda*/compat` and `…/stubs` do not belong into `LD_LIBRARY_PATH` by
 //! default.
@@ -37,6 +40,8 @@ pub(crate) const CHECK: Check = Check {
 
 /// `CUDA_ERROR_NO_DEVICE` (cuda.h).
 const NO_DEVICE: u32 = 100;
+/// `CUDA_ERROR_INVALID_DEVICE`: what `cuInit` answers where `CUDA_VISIBLE_DEVICES` names a GPU twice.
+const INVALID_DEVICE: u32 = 101;
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let cuda = &facts.cuda;
@@ -66,9 +71,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
 }
 
 fn judge_failed_init(init: &CudaResult, facts: &Facts, profile: &Profile) -> Judgement {
-    if init.code == NO_DEVICE {
+    if [NO_DEVICE, INVALID_DEVICE].contains(&init.code) {
         machine::loaded_driver(facts, profile)?;
-        if facts.gpus.is_empty() {
+        if init.code == NO_DEVICE && facts.gpus.is_empty() {
             return Err(machine::reported_by(
                 "gpu_count",
                 "CUDA finds no GPU, and neither does NVML",
@@ -84,6 +89,16 @@ fn judge_failed_init(init: &CudaResult, facts: &Facts, profile: &Profile) -> Jud
         }
     }
     let observed = format!("{} ({})", init.name, init.code);
+    if init.code == INVALID_DEVICE
+        && let Some(order) = unknown_order(facts)
+    {
+        return Ok(Outcome::fail(format!(
+            "CUDA does not initialise: {observed}: CUDA_DEVICE_ORDER is `{order}`, which CUDA does not know"
+        ))
+        .expected("PCI_BUS_ID or FASTEST_FIRST")
+        .observed(order)
+        .remedy("unset CUDA_DEVICE_ORDER; set to nothing it is as wrong as with another word"));
+    }
     let outcome = match explain_cuda_error(init.code) {
         Some(explanation) => Outcome::fail(format!(
             "CUDA does not initialise: {observed}: {}",
@@ -94,6 +109,12 @@ fn judge_failed_init(init: &CudaResult, facts: &Facts, profile: &Profile) -> Jud
             .remedy("read what the kernel log says of it: dmesg | grep NVRM"),
     };
     Ok(outcome.expected("CUDA_SUCCESS (0)").observed(observed))
+}
+
+/// A `CUDA_DEVICE_ORDER` with which `cuInit` fails: all but two words, exactly written (driver 580.159.04 on an H200).
+fn unknown_order(facts: &Facts) -> Option<&str> {
+    let order = facts.host.environment.value()?.get("CUDA_DEVICE_ORDER")?;
+    (!["PCI_BUS_ID", "FASTEST_FIRST"].contains(&order.as_str())).then_some(order)
 }
 
 fn judge_not_initialised(facts: &Facts, profile: &Profile) -> Judgement {
@@ -231,6 +252,24 @@ mod tests {
     }
 
     #[test]
+    fn an_order_that_cuda_does_not_know_is_named() {
+        let judged = |order: &str| {
+            let mut facts = node_with_init(101, "CUDA_ERROR_INVALID_DEVICE");
+            facts.host.environment =
+                Reading::Value([("CUDA_DEVICE_ORDER".to_owned(), order.to_owned())].into());
+            judge(&facts)
+        };
+        for order in ["", "pci_bus_id", "PCI_BUS_ID "] {
+            let finding = judged(order);
+            assert_eq!(finding.verdict, Verdict::Fail);
+            let says = format!("CUDA_DEVICE_ORDER is `{order}`, which CUDA does not know");
+            assert!(finding.summary.contains(&says), "{}", finding.summary);
+        }
+        let known = judged("PCI_BUS_ID").summary;
+        assert!(!known.contains("CUDA_DEVICE_ORDER"), "{known}");
+    }
+
+    #[test]
     fn leaves_other_root_causes_to_their_own_checks() {
         let named = |facts: &Facts, check: &str| {
             let finding = judge(facts);
@@ -240,6 +279,11 @@ mod tests {
         let mut facts = node_with_init(100, "CUDA_ERROR_NO_DEVICE");
         facts.host.environment =
             Reading::Value([("CUDA_VISIBLE_DEVICES".to_owned(), String::new())].into());
+        named(&facts, "cuda_visible_devices");
+
+        let mut facts = node_with_init(101, "CUDA_ERROR_INVALID_DEVICE");
+        facts.host.environment =
+            Reading::Value([("CUDA_VISIBLE_DEVICES".to_owned(), "0,0".to_owned())].into());
         named(&facts, "cuda_visible_devices");
 
         let mut facts = node_with_init(100, "CUDA_ERROR_NO_DEVICE");

@@ -5,8 +5,9 @@
 //! GPUs away from every program, and nobody is told.
 //!
 //! ## How it is judged
-//! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must be the index or the start of the UUID of a GPU
-//! that NVML lists, without repetition; anything else fails, and so does hiding every GPU. Hiding some is a warning, as GPUs
+//! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must name a GPU that NVML lists, as the driver reads
+//! it: all by their numbers, or all by the start of their UUIDs without a space before them, and none twice; anything else
+//! fails, and so does hiding every GPU. Hiding some is a warning, as GPUs
 //! that are hidden cannot be put under load, unless the profile lists the variable under `environment.allowed` or
 //! `environment.required`. The value is compared with what CUDA really offers (without a value, from level standard on: at
 //! level quick CUDA is started on one GPU). With MIG on, CUDA's devices must be GPUs or
@@ -26,6 +27,7 @@ use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::machine::{self, counted};
 use crate::profile::Profile;
+use crate::visible_devices::{self, Garbled};
 
 pub(crate) const CHECK: Check = Check {
     id: "cuda_visible_devices",
@@ -46,7 +48,7 @@ pub(super) fn is_garbled(facts: &Facts) -> bool {
         .environment
         .value()
         .and_then(|it| it.get(VARIABLE))
-        .is_some_and(|value| resolve_all(value, facts).is_err())
+        .is_some_and(|value| garbled(value, facts).is_some())
 }
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
@@ -63,7 +65,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         ));
     }
     if let Some(value) = value
-        && let Err(trouble) = resolve_all(value, facts)
+        && let Some(trouble) = garbled(value, facts)
     {
         return Ok(Outcome::fail(format!("{VARIABLE} is `{value}`: {trouble}")).remedy(REMEDY));
     }
@@ -203,40 +205,16 @@ fn hidden_gpus(offered: &[CudaDevice], facts: &Facts) -> Result<Vec<String>, Out
     Ok(hidden)
 }
 
-/// What each entry names, or what is wrong with the first that is wrong.
-fn resolve_all(value: &str, facts: &Facts) -> Result<(), String> {
-    if value.trim().is_empty() {
-        return Err("it is empty, so CUDA offers no GPU".to_owned());
-    }
-    let mut seen = BTreeSet::new();
-    for entry in value.split(',').map(str::trim) {
-        let Some(device) = resolve(entry, facts) else {
-            return Err(format!(
-                "`{entry}` names no GPU of this machine, so CUDA ignores it and all that follow"
-            ));
-        };
-        if !seen.insert(device) {
-            return Err(format!(
-                "`{entry}` names a GPU for the second time, so CUDA offers none"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// The device that an entry names: by index among NVML's GPUs, or by the start of one UUID. CUDA's own order may differ
-/// from NVML's, but an index is valid in both or in neither.
-fn resolve(entry: &str, facts: &Facts) -> Option<String> {
-    if let Ok(index) = entry.parse::<usize>() {
-        return (index < facts.gpus.len()).then(|| index.to_string());
-    }
-    if !entry.starts_with("GPU-") && !entry.starts_with("MIG-") {
-        return None;
-    }
-    let known = known_uuids(facts);
-    let mut matching = known.iter().filter(|uuid| uuid.starts_with(entry));
-    let uuid = matching.next()?;
-    matching.next().is_none().then(|| (*uuid).to_owned())
+/// What is wrong with the value, if anything is, so that CUDA offers less than it names.
+fn garbled(value: &str, facts: &Facts) -> Option<Garbled> {
+    let offerable: Vec<&str> = if value.starts_with("MIG-") {
+        known_uuids(facts).into_iter().collect()
+    } else {
+        let gpus = facts.gpus.iter();
+        gpus.map(|gpu| gpu.uuid.value().map_or("", String::as_str))
+            .collect()
+    };
+    visible_devices::named(value, &offerable).err()
 }
 
 #[cfg(test)]
@@ -302,12 +280,46 @@ mod tests {
             "0,1,8",
             "0,x,1",
             "none",
-            "0;1",
             "0,0",
             "GPU-ffffffff",
         ] {
             let finding = judge(&node(value, &[]), "{}");
             assert_eq!(finding.verdict, Verdict::Fail, "`{value}`");
+        }
+        let first = uuid(&healthy_node(), 0);
+        for (value, says) in [
+            (" ".to_owned() + &first, "begins with a space"),
+            (first.clone() + ", " + &first, "begins with a space"),
+            (first.clone() + ",1", "is of another kind than the first"),
+            (
+                "0,".to_owned() + &first,
+                "is of another kind than the first",
+            ),
+            (first.clone() + "," + &first, "for the second time"),
+        ] {
+            let finding = judge(&node(&value, &[]), "{}");
+            assert_eq!(finding.verdict, Verdict::Fail, "`{value}`");
+            assert!(finding.summary.contains(says), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_odd_and_understood_by_cuda_is_not_garbled() {
+        let first = uuid(&healthy_node(), 0);
+        for value in [
+            "00",
+            " 0 ",
+            "+0",
+            "0;1",
+            "0.5",
+            &first.replace('-', "").replace("GPU", "GPU-"),
+        ] {
+            let finding = judge(&node(value, &[0]), "{}");
+            assert_eq!(finding.verdict, Verdict::Warn, "`{value}` {finding:?}");
+            assert!(
+                finding.summary.ends_with("hides 7 of 8 GPUs"),
+                "{finding:?}"
+            );
         }
     }
 

@@ -63,6 +63,11 @@ pub(super) fn init() -> Outcome {
     }
     let node = Node::of_this_process().map_err(|_| UNKNOWN)?;
     let scenario = node.scenario();
+    // As a real driver (580.159.04) takes it, exactly written; set to nothing is an error, too.
+    let order = std::env::var("CUDA_DEVICE_ORDER");
+    if order.is_ok_and(|it| it != "PCI_BUS_ID" && it != "FASTEST_FIRST") {
+        return Err(INVALID_DEVICE);
+    }
     if scenario.driver.kernel_module == KernelModule::NotLoaded {
         return Err(NO_DEVICE);
     }
@@ -90,7 +95,12 @@ pub(super) fn init() -> Outcome {
         .collect();
     let devices = match (mig, visible) {
         (Some((gpu, _)), _) => vec![gpu],
-        (None, Some(list)) => visible_devices(&list, &whole, &scenario.gpus),
+        (None, Some(list)) => {
+            let uuid_of = |index: &usize| scenario.gpus[*index].uuid.as_str();
+            let uuids: Vec<&str> = whole.iter().map(uuid_of).collect();
+            let named = visible_devices(&list, &uuids)?;
+            named.into_iter().map(|device| whole[device]).collect()
+        }
         (None, None) => whole,
     };
     if devices.is_empty() {
@@ -138,29 +148,54 @@ fn mig_instance(visible: Option<&str>, seen: &[usize], gpus: &[Gpu]) -> Option<(
         .map(|(gpu, position, _)| (gpu, position))
 }
 
-/// `CUDA_VISIBLE_DEVICES`: ordinals or UUIDs (a prefix will do); the list ends at the first entry that names nothing, and
-/// an entry that stands twice leaves no device at all, as the real driver has it.
-fn visible_devices(list: &str, present: &[usize], gpus: &[Gpu]) -> Vec<usize> {
+/// `CUDA_VISIBLE_DEVICES` as the real driver reads it: `captures/cuda-visible-devices.json`. The list ends at the first entry
+/// that names nothing, and one that names a GPU for the second time is an error of `cuInit`.
+fn visible_devices(list: &str, uuids: &[&str]) -> Result<Vec<usize>, CuResult> {
+    let by_uuid = list.starts_with("GPU-");
     let mut devices = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        let found = if entry.starts_with("GPU-") {
-            let mut matching = present
-                .iter()
-                .filter(|index| gpus[**index].uuid.starts_with(entry));
-            matching.next().filter(|_| matching.next().is_none())
+    for entry in list.split(',') {
+        let found = if by_uuid {
+            device_of_uuid(entry, uuids)
         } else {
-            entry
-                .parse::<usize>()
-                .ok()
-                .and_then(|ordinal| present.get(ordinal))
+            leading_number(entry).filter(|ordinal| *ordinal < uuids.len())
         };
-        let Some(&index) = found else { break };
-        if devices.contains(&index) {
-            return Vec::new();
+        let Some(device) = found else { break };
+        if devices.contains(&device) {
+            return Err(INVALID_DEVICE);
         }
-        devices.push(index);
+        devices.push(device);
     }
-    devices
+    if devices.is_empty() {
+        return Err(NO_DEVICE);
+    }
+    Ok(devices)
+}
+
+/// The only GPU whose UUID begins like the entry, digit by digit; behind the last digit of a UUID anything may stand.
+fn device_of_uuid(entry: &str, uuids: &[&str]) -> Option<usize> {
+    let wanted = entry.strip_prefix("GPU-")?.replace('-', "");
+    let fits = |device: &usize| {
+        let digits = uuids[*device].trim_start_matches("GPU-").replace('-', "");
+        let mut pairs = digits.chars().zip(wanted.chars());
+        pairs.all(|(one, other)| one.eq_ignore_ascii_case(&other))
+    };
+    let fitting: Vec<usize> = (0..uuids.len()).filter(fits).collect();
+    (fitting.len() == 1).then(|| fitting[0])
+}
+
+/// What C's `strtoul` makes of the entry, kept in an `int`.
+fn leading_number(entry: &str) -> Option<usize> {
+    let text = std::ffi::CString::new(entry).ok()?;
+    let mut end = std::ptr::null_mut();
+    #[allow(unsafe_code, reason = "C's own reading of a number")]
+    // SAFETY: the text ends in NUL, and `end` is written with a place within it.
+    let number = unsafe { libc::strtoul(text.as_ptr(), &raw mut end, 10) };
+    if end.cast_const() == text.as_ptr() {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "as the driver keeps it")]
+    let number = number as i32;
+    usize::try_from(number).ok()
 }
 
 impl Driver {
@@ -349,24 +384,32 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{CuResult, visible_devices};
+    use serde::Deserialize;
 
-    fn gpus() -> Vec<Gpu> {
-        let catalogue = crate::Catalogue::shipped();
-        let resolved = crate::resolve::resolve(&catalogue, "h200x8", &[], &[]).unwrap();
-        crate::resolve::scenario_at_start(&resolved).unwrap().gpus
+    #[derive(Deserialize)]
+    struct Capture {
+        uuids: Vec<String>,
+        values: Vec<Asked>,
+    }
+
+    #[derive(Deserialize)]
+    struct Asked {
+        value: String,
+        error: Option<CuResult>,
+        #[serde(default)]
+        devices: Vec<usize>,
     }
 
     #[test]
-    fn visible_devices_are_read_as_the_driver_reads_them() {
-        let gpus = gpus();
-        let present: Vec<usize> = (0..gpus.len()).collect();
-        let of = |list: &str| visible_devices(list, &present, &gpus);
-        assert_eq!(of("2,0"), [2, 0]);
-        assert_eq!(of("1,9,2"), [1]);
-        assert_eq!(of(""), [] as [usize; 0]);
-        assert_eq!(of("0,0"), [] as [usize; 0]);
-        assert_eq!(of(&gpus[3].uuid.clone()), [3]);
-        assert_eq!(of("GPU-"), [] as [usize; 0]);
+    fn visible_devices_are_those_of_a_real_driver() {
+        let text = include_str!("../../captures/cuda-visible-devices.json");
+        let Capture { uuids, values } = serde_json::from_str(text).expect("a capture");
+        let uuids: Vec<&str> = uuids.iter().map(String::as_str).collect();
+        for asked in values {
+            let expected = asked.error.map_or(Ok(asked.devices), Err);
+            let value = asked.value;
+            assert_eq!(visible_devices(&value, &uuids), expected, "{value:?}");
+        }
     }
 }
