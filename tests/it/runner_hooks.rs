@@ -747,12 +747,11 @@ fn an_xid_of_the_job_is_noted_and_fails_it_only_on_request() {
         let node = Node::healthy("h200x1");
         let runner = quick().with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", fail_on);
         assert_eq!(runner.pre_job(&node).0, 0);
-        // The simulated clock stands still, and the log's last second counts as the job's.
         let lines: [&[u8]; 2] = [
             b"NVRM: Xid (PCI:0000:00:06): 13, pid=4242, name=train, Graphics Exception",
             b"NVRM: Xid (PCI:0000:00:06): 48, pid=4242, name=train, DBE",
         ];
-        append_as_of_now(&node, &lines);
+        node.append_to_kernel_log(&lines);
         let (ended, stdout, stderr) = runner.post_job(&node);
         assert_eq!(ended, code, "{stdout}{stderr}");
         assert!(
@@ -769,10 +768,9 @@ fn an_xid_of_the_job_is_noted_and_fails_it_only_on_request() {
     }
     let node = Node::healthy("h200x1");
     let runner = quick().with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", "not-pass");
-    append_as_of_now(
-        &node,
-        &[b"NVRM: Xid (PCI:0000:00:06): 13, pid=1, name=before, Graphics Exception"],
-    );
+    node.append_to_kernel_log(&[
+        b"NVRM: Xid (PCI:0000:00:06): 13, pid=1, name=before, Graphics Exception",
+    ]);
     assert_eq!(runner.pre_job(&node).0, 0);
     let (code, stdout, _) = runner.post_job(&node);
     assert_eq!(
@@ -781,10 +779,9 @@ fn an_xid_of_the_job_is_noted_and_fails_it_only_on_request() {
         "it was there before the job"
     );
     assert_eq!(runner.pre_job(&node).0, 0);
-    append_as_of_now(
-        &node,
-        &[b"NVRM: Xid (PCI:0000:00:06): 13, pid=4242, name=train, Graphics Exception"],
-    );
+    node.append_to_kernel_log(&[
+        b"NVRM: Xid (PCI:0000:00:06): 13, pid=4242, name=train, Graphics Exception",
+    ]);
     let (code, stdout, _) = runner.post_job(&node);
     assert_eq!(code, 0, "the application's own doing");
     assert!(
@@ -793,21 +790,18 @@ fn an_xid_of_the_job_is_noted_and_fails_it_only_on_request() {
     );
 }
 
-/// Adds records to the kernel log with the node's present time, which stands still.
-fn append_as_of_now(node: &Node, messages: &[&[u8]]) {
-    let uptime = std::fs::read_to_string(node.sysroot().join("proc/uptime")).expect("uptime");
-    let (seconds, _) = uptime
-        .split_once('.')
-        .expect("seconds and their hundredths");
-    let path = node.sysroot().join("dev/kmsg");
-    let mut log = std::fs::read(&path).expect("the node has a kernel log");
-    let sequence = log.split(|it| *it == b'\n').count();
-    for (sequence, message) in (sequence..).zip(messages) {
-        write!(log, "4,{sequence},{seconds}000000,-;").expect("a vector grows");
-        log.extend_from_slice(message);
-        log.push(b'\n');
-    }
-    std::fs::write(&path, log).expect("the kernel log is written");
+#[test]
+fn a_kernel_log_that_was_written_over_during_the_job_says_nothing_of_it() {
+    let node = Node::healthy("h200x1");
+    let runner = quick().with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", "not-pass");
+    assert_eq!(runner.pre_job(&node).0, 0);
+    let later = "6,90000,250000000000,-;something else\n";
+    std::fs::write(node.sysroot().join("dev/kmsg"), later).expect("the kernel log is written");
+    let (code, stdout, _) = runner.post_job(&node);
+    assert_eq!(code, 2, "{stdout}");
+    let says =
+        "new Xids could not be read: the kernel log was written over since it was read before";
+    assert!(stdout.contains(says), "{stdout}");
 }
 
 /// The hook behind the job runs on a node that is not what it was before.

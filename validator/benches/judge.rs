@@ -58,6 +58,7 @@ fn facts() -> Facts {
         records: (0..200)
             .map(|index| KernelLogRecord {
                 age_s: Some(f64::from(index)),
+                at_s: None,
                 text: format!("NVRM: Xid (PCI:0000:1e:00): 31, pid={index}, name=python"),
             })
             .collect(),

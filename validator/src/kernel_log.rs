@@ -433,6 +433,7 @@ mod tests {
         let records = |texts: &[&str]| -> Vec<KernelLogRecord> {
             let record = |text: &&str| KernelLogRecord {
                 age_s: None,
+                at_s: None,
                 text: (*text).to_owned(),
             };
             texts.iter().map(record).collect()
@@ -469,6 +470,7 @@ mod tests {
             .iter()
             .map(|line| KernelLogRecord {
                 age_s: Some(1.0),
+                at_s: None,
                 text: (*line).to_owned(),
             })
             .collect()
@@ -746,7 +748,7 @@ mod tests {
             head in prop::sample::select(vec!["NVRM: Xid (", "nvidia-nvswitch0: SXid (", "x: PCIe Bus Error: severity=", "AER: error received", "nouveau ", "NVRM: The NVIDIA GPU "]),
             tail in "[-PCI:0-9a-f.,() =é]{0,60}",
         ) {
-            let record = KernelLogRecord { age_s: None, text: format!("{head}{tail}") };
+            let record = KernelLogRecord { age_s: None, at_s: None, text: format!("{head}{tail}") };
             let _ = events(&[record.clone(), record]);
         }
     }

@@ -645,7 +645,8 @@ fn write_kernel_log(
         .enumerate()
         .map(|(index, message)| (DRIVER_LOADED_US + 1_000 * index as u64, message))
         .collect();
-    let recent_us = UPTIME_S * 1_000_000 - EVENTS_BEFORE_START_US;
+    let lag_us = scenario.host.kernel_log_lag_s * 1_000_000;
+    let recent_us = UPTIME_S * 1_000_000 - EVENTS_BEFORE_START_US - lag_us;
     let messages = events
         .iter()
         .filter(|event| event.change.is_none())

@@ -171,9 +171,16 @@ impl Node {
     fn append_kernel_log(&self, message: &str) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
         let sequence = self.state.next_kernel_record();
+        let host = &self.scenario().host;
         // After everything that happened before the start, and not after the uptime that the sysroot tells.
-        let time_us = crate::host::UPTIME_S * 1_000_000 - 1_000_000 + sequence;
-        let record = format!("4,{sequence},{time_us},-;{message}\n");
+        let now_us = crate::host::UPTIME_S * 1_000_000 - 1_000_000;
+        let time_us = now_us - host.kernel_log_lag_s * 1_000_000 + sequence;
+        let record = if host.kernel_log_overrun {
+            let behind = self.state.next_kernel_record();
+            format!("6,{behind},{time_us},-;what was written over it\n")
+        } else {
+            format!("4,{sequence},{time_us},-;{message}\n")
+        };
         let mut file = std::fs::OpenOptions::new().append(true).open(path)?;
         file.write_all(record.as_bytes())?;
         Ok(())

@@ -165,6 +165,13 @@ pub struct Host {
     /// Whether the kernel log can be read.
     #[serde(default = "present")]
     pub kernel_log_readable: bool,
+    /// How many seconds the clock of the kernel log's time stamps is behind the others: nobody corrects it, and the uptime
+    /// adds to its error.
+    #[serde(default)]
+    pub kernel_log_lag_s: u64,
+    /// Whether what the kernel log gains is written over before anybody reads it.
+    #[serde(default)]
+    pub kernel_log_overrun: bool,
     #[serde(default)]
     pub container_runtime: ContainerRuntime,
     /// Environment variables that processes on the node see.

@@ -11,6 +11,10 @@
 //! retired for them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it.
 //! Skipped where no burn was asked for.
 //!
+//! Xids are those that the kernel log gained since the run began, and those that NVML told of as events meanwhile; `error`
+//! where neither could be had to the end: the log may not be read, or was written over. Where only events tell of an Xid
+//! they name no process; what an application does to itself is then another's if the burn ended well.
+//!
 //! Xids for information warn, and so do those of an application's doing where the driver names a process that is not the
 //! validator's. Where it names none, and others used the GPU, it is busy and not broken: an `error`, and exit code 4.
 //! `policy.xid` of the profile moves numbers between `fail`, `warn` and `ignore` here, too.
@@ -27,10 +31,14 @@
 //! correctable errors are those at which azurehpc-health-checks takes a node out (`check_gpu_ecc 20000000 10000`), there
 //! since the driver was loaded, here within one burn.
 
+use std::collections::BTreeSet;
+
 use super::ecc_errors::{correctable, too_many_correctable, uncorrectable};
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
-use crate::facts::{EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog, XidOfOthers};
+use crate::facts::{
+    EccErrors, Facts, GpuFacts, LoadCounters, Reading, SensorLog, WorkerEnd, XidOfOthers,
+};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::{Profile, XidPolicy, XidSeverity};
@@ -47,15 +55,17 @@ pub(crate) const CHECK: Check = Check {
 const REMEDY: &str = "drain the node, reset the GPU and burn again; if errors return, run NVIDIA's field diagnostic and return the GPU";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let (_, log) = burned::sensors_of(gpu, facts, profile)?;
+    let (run, log) = burned::sensors_of(gpu, facts, profile)?;
     let (before, after) = (&log.before, &log.after);
+    let ended_well = run.end == WorkerEnd::Finished;
+    let xids = xids(log, ended_well, gpu, facts, &profile.policy.xid);
     if *after == LoadCounters::default() {
         let why = log.trouble.as_deref().unwrap_or("nothing was told");
         let unread = Outcome::error(format!("no counter was read after the burn: {why}"));
-        return worst_of([xids(log, gpu, facts, &profile.policy.xid), Ok(unread)]);
+        return worst_of([xids, Ok(unread)]);
     }
     worst_of([
-        xids(log, gpu, facts, &profile.policy.xid),
+        xids,
         compare(
             "ECC errors",
             &before.ecc_volatile,
@@ -97,39 +107,91 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     ])
 }
 
-fn xids(log: &SensorLog, gpu: &GpuFacts, facts: &Facts, policy: &XidPolicy) -> Judgement {
-    let own = log.xids.iter().map(|number| {
-        let judgement = Ok(judge_xid(*number, None, policy));
-        // What an application does to itself may have been done by somebody else's that the driver did not name.
-        if class_of(*number) == Some(XidClass::Application) {
+/// Those of the kernel log, and of those that NVML told what the log does not have.
+fn xids(
+    log: &SensorLog,
+    ended_well: bool,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    policy: &XidPolicy,
+) -> Judgement {
+    // What an application does to itself may have been done by somebody else's that was not named.
+    let unless_of_others = |number: u32, judgement: Judgement| {
+        if class_of(number) == Some(XidClass::Application) {
             burned::unless_others_use_it(judgement, gpu, facts)
         } else {
             judgement
         }
+    };
+    let own = log.xids.iter().map(|number| {
+        let judgement = Ok(judge_xid(*number, &Whose::Unknown, policy));
+        unless_of_others(*number, judgement)
     });
     let of_others = log
         .xids_of_others
         .iter()
-        .map(|xid| Ok(judge_xid(xid.number, Some(xid), policy)));
-    worst_of(std::iter::once(Ok(Outcome::pass("no new errors"))).chain(own.chain(of_others)))
+        .map(|xid| Ok(judge_xid(xid.number, &Whose::Others(xid), policy)));
+    let only_heard = only_heard(log).into_iter().map(|number| {
+        let whose = if ended_well {
+            Whose::NotTheBurns
+        } else {
+            Whose::Unknown
+        };
+        unless_of_others(number, Ok(judge_xid(number, &whose, policy)))
+    });
+    let nothing = std::iter::once(Ok(nothing_heard(log)));
+    worst_of(nothing.chain(own).chain(of_others).chain(only_heard))
+}
+
+/// Xids that NVML told of and the kernel log does not have, each once.
+fn only_heard(log: &SensorLog) -> BTreeSet<u32> {
+    let of_others = log.xids_of_others.iter().map(|it| it.number);
+    let in_log: BTreeSet<u32> = log.xids.iter().copied().chain(of_others).collect();
+    let heard = log.xid_events.value().into_iter().flatten().copied();
+    heard.filter(|number| !in_log.contains(number)).collect()
+}
+
+/// No Xid is no error only where somebody listened: the kernel log to its end, or NVML's events.
+fn nothing_heard(log: &SensorLog) -> Outcome {
+    match (&log.xids_trouble, &log.xid_events) {
+        (None, _) | (_, Reading::Value(_)) => Outcome::pass("no new errors"),
+        (Some(trouble), Reading::NotSupported) => Outcome::error(format!(
+            "Xids during the burn are not known: {trouble}; this GPU or driver has no events"
+        )),
+        (Some(trouble), Reading::NotRead(reason)) => Outcome::error(format!(
+            "Xids during the burn are not known: {trouble}; {reason}"
+        )),
+    }
 }
 
 fn class_of(number: u32) -> Option<XidClass> {
     reference::xid(number).map(|it| it.class)
 }
 
-/// Under load a GPU has no Xid. What is told for information warns, and so does what the driver blames another program for.
-fn judge_xid(number: u32, of_others: Option<&XidOfOthers>, policy: &XidPolicy) -> Outcome {
+/// Whose doing an Xid is, as far as that is told.
+enum Whose<'a> {
+    Unknown,
+    /// The driver names this process.
+    Others(&'a XidOfOthers),
+    /// Nobody is named, but what an application does to itself ends its work on the GPU, and the burn ended well.
+    NotTheBurns,
+}
+
+/// Under load a GPU has no Xid. What is told for information warns, and so does what another program did to itself.
+fn judge_xid(number: u32, whose: &Whose<'_>, policy: &XidPolicy) -> Outcome {
     let name = reference::xid(number).map_or("no public description", |row| row.name.as_str());
-    let whose = of_others.map_or(String::new(), |it| {
-        let pid = it.pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
-        format!(" and of process {}{pid}", it.process)
-    });
+    let process = match whose {
+        Whose::Others(it) => {
+            let pid = it.pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
+            format!(" and of process {}{pid}", it.process)
+        }
+        Whose::Unknown | Whose::NotTheBurns => String::new(),
+    };
     let text =
-        format!("the driver reported Xid {number} ({name}) of this GPU{whose} during the burn");
+        format!("the driver reported Xid {number} ({name}) of this GPU{process} during the burn");
     let severity = policy.severity(number).unwrap_or(match class_of(number) {
         Some(XidClass::Informational) => XidSeverity::Warn,
-        Some(XidClass::Application) if of_others.is_some() => XidSeverity::Warn,
+        Some(XidClass::Application) if !matches!(whose, Whose::Unknown) => XidSeverity::Warn,
         _ => XidSeverity::Fail,
     });
     let outcome = match severity {
@@ -208,7 +270,9 @@ fn by_kind(errors: &EccErrors) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{EccErrors, LoadCounters, Reading, RowRemapping, SensorLog, XidOfOthers};
+    use crate::facts::{
+        EccErrors, LoadCounters, Reading, RowRemapping, SensorLog, WorkerEnd, XidOfOthers,
+    };
     use crate::findings::Verdict;
     use crate::test_machine::{
         burned_node, burned_node_with_sensors, healthy_node, judge_check, python_process,
@@ -289,6 +353,72 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn xids_that_only_nvml_tells_of_count() {
+        let heard = |numbers: &[u32]| {
+            let numbers = numbers.to_vec();
+            move |log: &mut SensorLog| {
+                log.xids_trouble = Some("permission denied opening /dev/kmsg".to_owned());
+                log.xid_events = Reading::Value(numbers);
+            }
+        };
+        assert_eq!(judge(heard(&[])), Verdict::Pass);
+        assert_eq!(judge(heard(&[79, 79])), Verdict::Fail);
+        assert_eq!(judge(heard(&[106])), Verdict::Warn);
+        // The burn ended well: it was not its own.
+        assert_eq!(judge(heard(&[31])), Verdict::Warn);
+        let mut facts = burned_node_with_sensors(heard(&[31]));
+        for run in facts.load.burn.values_mut() {
+            if let Reading::Value(run) = run {
+                run.end = WorkerEnd::Killed { signal: 9 };
+            }
+        }
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(2);
+        assert_eq!(finding.verdict, Verdict::Fail);
+        // What both tell of is told once, with the process.
+        let finding = judge_check(
+            &CHECK,
+            &burned_node_with_sensors(|log| {
+                log.xid_events = Reading::Value(vec![31]);
+                log.xids_of_others.push(XidOfOthers {
+                    number: 31,
+                    process: "python3".to_owned(),
+                    pid: None,
+                });
+            }),
+            "{}",
+        )
+        .swap_remove(2);
+        assert_eq!(
+            finding.summary,
+            "the driver reported Xid 31 (GPU memory page fault) of this GPU and of process python3 during the burn"
+        );
+    }
+
+    #[test]
+    fn no_xid_passes_only_where_somebody_listened() {
+        let unread = |events: Reading<Vec<u32>>| {
+            judge_check(
+                &CHECK,
+                &burned_node_with_sensors(|log| {
+                    log.xids_trouble = Some("the kernel log was written over".to_owned());
+                    log.xid_events = events;
+                }),
+                "{}",
+            )
+            .swap_remove(2)
+        };
+        assert_eq!(unread(Reading::Value(Vec::new())).verdict, Verdict::Pass);
+        let finding = unread(Reading::NotSupported);
+        assert_eq!(finding.verdict, Verdict::Error);
+        assert_eq!(
+            finding.summary,
+            "Xids during the burn are not known: the kernel log was written over; this GPU or driver has no events"
+        );
+        let finding = unread(Reading::default());
+        assert_eq!(finding.verdict, Verdict::Error);
     }
 
     #[test]

@@ -538,6 +538,7 @@ mod tests {
         if let Reading::Value(log) = &mut facts.host.kernel_log {
             log.records.push(KernelLogRecord {
                 age_s: Some(60.0),
+                at_s: None,
                 text: "NVRM: GPU 0000:12:00.0: RmInitAdapter failed! (0x62:0xffff:2477)".to_owned(),
             });
         }

@@ -218,6 +218,7 @@ mod tests {
         if let Reading::Value(log) = &mut facts.host.kernel_log {
             log.records.push(KernelLogRecord {
                 age_s: Some(600.0),
+                at_s: None,
                 text: message.to_owned(),
             });
         }

@@ -345,6 +345,7 @@ mod tests {
         for message in messages {
             log(&mut facts).records.push(KernelLogRecord {
                 age_s: Some(600.0),
+                at_s: None,
                 text: (*message).to_owned(),
             });
         }

@@ -285,6 +285,7 @@ mod tests {
         facts.host.kernel_log = Reading::Value(KernelLog {
             records: vec![KernelLogRecord {
                 age_s: None,
+                at_s: None,
                 text: format!(
                     "node7 NVRM: GPU at PCI:0000:3b:00: {UUID} serial 1652923012345, nodes node71"
                 ),

@@ -330,6 +330,13 @@ pub struct SensorLog {
     /// Those that name a process of others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids_of_others: Vec<XidOfOthers>,
+    /// Why it is not known what Xids the kernel log gained, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xids_trouble: Option<String>,
+    /// Xids that NVML told of as events during the load, in their order: without the process, but where nobody may read the
+    /// kernel log, too.
+    #[serde(default)]
+    pub xid_events: Reading<Vec<u32>>,
     /// Processes of others that NVML listed on this GPU during the load.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_processes: Vec<super::GpuProcess>,

@@ -116,8 +116,6 @@ pub enum BurnState {
 }
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
-/// Xids are written a moment after what they tell of.
-const XID_DELAY_S: f64 = 1.0;
 
 /// Burns the GPUs that are asked for, all at once, and puts what was seen into `facts.load`.
 ///
@@ -131,7 +129,6 @@ pub(crate) fn burn(
     interrupt: &Interrupt,
     on_progress: &mut dyn FnMut(&[BurnProgress]),
 ) {
-    let began = Instant::now();
     facts.load.burn_plan = Some(BurnPlan::On {
         duration_s: options.duration.as_secs_f64(),
         precisions: options.precisions.clone(),
@@ -214,7 +211,7 @@ pub(crate) fn burn(
             .entry(uuid.clone())
             .or_insert_with(|| Reading::NotRead("no GPU with this UUID was found".to_owned()));
     }
-    add_xids(probe, interrupt, facts, began);
+    add_xids(probe, interrupt, facts);
     facts.interrupted = facts.interrupted.take().or(interrupt.reason());
 }
 
@@ -319,16 +316,32 @@ pub(super) fn random_seed() -> u64 {
     u64::from(since_epoch.subsec_nanos()) << 32 ^ since_epoch.as_secs()
 }
 
-/// Xids that the kernel log gained while the GPUs were at work, by the GPU that they name.
-fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, began: Instant) {
-    let Reading::Value(log) = crate::probe::kernel_log(probe, interrupt) else {
-        // Whether the log can be read at all is a fact of the host's stage, which its own checks judge.
-        return;
+/// Xids that the kernel log gained since the host's stage read it, by the GPU that they name.
+fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts) {
+    let before = match &facts.host.kernel_log {
+        Reading::Value(log) => Ok(log.end()),
+        Reading::NotRead(reason) => Err(reason.clone()),
+        Reading::NotSupported => Err("there is no kernel log".to_owned()),
     };
-    let lasted_s = began.elapsed().as_secs_f64() + XID_DELAY_S;
+    let gained =
+        before.and_then(
+            |end| match crate::probe::kernel_log_since(end, probe, interrupt) {
+                Reading::Value(log) => Ok(log),
+                Reading::NotRead(reason) => Err(reason),
+                Reading::NotSupported => Err("there is no kernel log".to_owned()),
+            },
+        );
+    let log = match gained {
+        Ok(log) => log,
+        Err(reason) => {
+            for log in facts.load.sensors.values_mut() {
+                log.xids_trouble = Some(reason.clone());
+            }
+            return;
+        }
+    };
     let worker = kernels_name(&worker_program(probe.worker_program.as_ref()));
     for timed in events(&log.records) {
-        let during = timed.age_s.is_some_and(|age| age <= lasted_s);
         let KernelEvent::Xid(xid) = &timed.event else {
             continue;
         };
@@ -336,7 +349,7 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts, bega
             .gpus
             .iter()
             .find(|gpu| gpu.pci_address.value().map(String::as_str) == timed.event.pci_address());
-        if let (true, Some(uuid)) = (during, gpu.and_then(|gpu| gpu.uuid.value())) {
+        if let Some(uuid) = gpu.and_then(|gpu| gpu.uuid.value()) {
             // An Xid counts although the sensors were not read.
             let log = facts.load.sensors.entry(uuid.clone()).or_default();
             match xid.process.as_ref().filter(|it| **it != worker) {

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::burn_state::State;
-use crate::facts::{GpuProcess, SensorLog, SensorSample};
+use crate::facts::{GpuProcess, Reading, SensorLog, SensorSample};
 use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
@@ -23,6 +23,8 @@ const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
 const SAMPLES_MAXIMUM: usize = 100;
 /// Of what was sampled before the load this much shows how it rose.
 const SECONDS_BEFORE_LOAD: f32 = 1.0;
+/// Xids of a GPU that the facts keep as events: more say nothing more.
+const XID_EVENTS_MAXIMUM: usize = 1_000;
 
 /// Samples that arrived, with the time of their arrival.
 #[derive(Default)]
@@ -224,6 +226,11 @@ fn take(
                 state.change(&uuid, |it| it.sensors = Some(sample));
             }
         }
+        SensorMessage::Xids { uuid, xids } => {
+            if let Some(it) = watched.get_mut(&uuid) {
+                add_xid_events(&mut it.log.xid_events, xids);
+            }
+        }
         SensorMessage::Processes { uuid, processes } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 let now = Instant::now();
@@ -239,6 +246,18 @@ fn take(
         }
         SensorMessage::Trouble(text) => *trouble = Some(text),
         SensorMessage::Done {} => {}
+    }
+}
+
+/// What was heard stays, also where nothing more can be.
+fn add_xid_events(heard: &mut Reading<Vec<u32>>, news: Reading<Vec<u32>>) {
+    match (heard, news) {
+        (Reading::Value(all), Reading::Value(new)) => {
+            let room = XID_EVENTS_MAXIMUM.saturating_sub(all.len());
+            all.extend(new.into_iter().take(room));
+        }
+        (Reading::Value(all), _) if !all.is_empty() => {}
+        (heard, news) => *heard = news,
     }
 }
 

@@ -25,7 +25,9 @@ pub(crate) use nvml::{
 };
 pub use options::{Deadlines, ProbeOptions};
 
-use crate::facts::{BurnPlan, FACTS_FORMAT, Facts, GpuFacts, KernelLog, KubernetesFacts, Reading};
+use crate::facts::{
+    BurnPlan, FACTS_FORMAT, Facts, GpuFacts, KernelLog, KernelLogEnd, KubernetesFacts, Reading,
+};
 use crate::level::{Level, Stage};
 pub use crate::load::burn::{BurnOptions, BurnProgress, BurnState, EngineChoice, MemoryShare};
 use crate::load::standby::Standby;
@@ -181,6 +183,15 @@ pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
 /// The kernel log as it is now.
 pub(crate) fn kernel_log(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
     host::kernel_log_of(options, interrupt)
+}
+
+/// What the kernel log gained since it ended at `end`; not read if some of that was written over.
+pub(crate) fn kernel_log_since(
+    end: KernelLogEnd,
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+) -> Reading<KernelLog> {
+    host::kernel_log_since(end, options, interrupt)
 }
 
 fn add_nvml(facts: &mut Facts, result: std::thread::Result<(NvmlOutcome, f64)>) {

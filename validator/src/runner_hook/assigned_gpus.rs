@@ -433,6 +433,7 @@ mod tests {
         };
         let message = |address: &str| KernelLogRecord {
             age_s: Some(1.0),
+            at_s: None,
             text: format!(
                 "NVRM: Xid (PCI:{}): 79, GPU has fallen off the bus.",
                 address.trim_end_matches(".0")

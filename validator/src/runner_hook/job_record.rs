@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::state_folder::{StateFolders, file_of_runner};
-use crate::facts::{Facts, KernelLog, Reading};
+use crate::facts::{Facts, KernelLog, KernelLogEnd, Reading};
 
 /// The job, in the words of GitHub's default variables; empty where a variable is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,21 +74,15 @@ pub(crate) struct JobRecord {
     pub(crate) began_at: String,
     /// Clock ticks since boot: a process that started later belongs to the time of the job.
     pub(crate) began_ticks: u64,
-    /// Seconds of the clock that stamps the kernel log.
-    pub(crate) began_monotonic_s: f64,
     /// `/proc/sys/kernel/random/boot_id`: after a reboot no tick of before means anything.
     pub(crate) boot_id: String,
     /// UUIDs; `None` for all GPUs of the machine.
     pub(crate) gpus: Option<Vec<String>>,
     /// Memory in use, in bytes, by the UUIDs of the GPUs.
     pub(crate) memory_used_bytes: BTreeMap<String, u64>,
-    /// The last messages of the kernel log, which are of before the job although their age may round into it.
-    pub(crate) last_kernel_messages: Vec<String>,
+    /// Where the kernel log ended: what came behind is the job's. `None` where it could not be read.
+    pub(crate) kernel_log_end: Option<KernelLogEnd>,
 }
-
-/// Messages of the kernel log that are this young when a job begins are remembered as older than the job; twice what the
-/// clock of their age is rounded by.
-const REMEMBERED_MESSAGE_AGE_S: f64 = 2.0;
 
 const FILE: &str = "job";
 
@@ -104,22 +98,16 @@ impl JobRecord {
             .gpus
             .iter()
             .filter_map(|gpu| Some((gpu.uuid.value()?.clone(), gpu.memory.value()?.used_bytes)));
-        let records = log.value().map_or(&[][..], |it| &it.records);
         Self {
             job,
             began_at: jiff::Timestamp::now()
                 .strftime("%Y-%m-%dT%H:%M:%SZ")
                 .to_string(),
             began_ticks: own_start_ticks(),
-            began_monotonic_s: monotonic_s(),
             boot_id: boot_id(),
             gpus,
             memory_used_bytes: memory.collect(),
-            last_kernel_messages: records
-                .iter()
-                .filter(|it| it.age_s.is_none_or(|age| age <= REMEMBERED_MESSAGE_AGE_S))
-                .map(|it| it.text.clone())
-                .collect(),
+            kernel_log_end: log.value().map(KernelLog::end),
         }
     }
 
@@ -146,46 +134,6 @@ impl JobRecord {
         }
         Ok(taken)
     }
-
-    /// The records of the kernel log that came since the job began.
-    pub(crate) fn messages_since(&self, log: &KernelLog) -> KernelLog {
-        let lasted_s = monotonic_s() - self.began_monotonic_s;
-        let mut remembered = self.last_kernel_messages.clone();
-        let is_new = |record: &crate::facts::KernelLogRecord| {
-            // The clock of the ages counts whole seconds.
-            let is_young = record
-                .age_s
-                .is_none_or(|age| age <= lasted_s + CLOCK_GRAIN_S);
-            match remembered.iter().position(|it| *it == record.text) {
-                Some(at) if is_young => {
-                    remembered.remove(at);
-                    false
-                }
-                _ => is_young,
-            }
-        };
-        KernelLog {
-            records: log.records.clone().into_iter().filter(is_new).collect(),
-            // Whether the log reaches back to the job's begin is asked of [`Self::is_covered_by`].
-            since_boot: true,
-            ..log.clone()
-        }
-    }
-
-    /// The log reaches back to where the job began.
-    pub(crate) fn is_covered_by(&self, log: &KernelLog) -> bool {
-        let lasted_s = monotonic_s() - self.began_monotonic_s;
-        log.since_boot || log.oldest_record_age_s.is_some_and(|age| age >= lasted_s)
-    }
-}
-
-const CLOCK_GRAIN_S: f64 = 1.0;
-
-fn monotonic_s() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    #[expect(clippy::cast_precision_loss, reason = "seconds since boot")]
-    let seconds = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9;
-    seconds
 }
 
 fn boot_id() -> String {
@@ -201,7 +149,6 @@ fn own_start_ticks() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::KernelLogRecord;
 
     fn record() -> JobRecord {
         let job = Job {
@@ -210,13 +157,6 @@ mod tests {
             ..Job::default()
         };
         JobRecord::beginning_now(job, None, &Facts::default(), &Reading::default())
-    }
-
-    fn message(text: &str, age_s: f64) -> KernelLogRecord {
-        KernelLogRecord {
-            age_s: Some(age_s),
-            text: text.to_owned(),
-        }
     }
 
     #[test]
@@ -250,44 +190,5 @@ mod tests {
         };
         record.save(&folders).expect("saved");
         assert_eq!(JobRecord::take(&record.job, &folders).expect("read"), None);
-    }
-
-    #[test]
-    fn only_messages_since_the_begin_are_the_jobs() {
-        let log = |records| KernelLog {
-            records,
-            ..KernelLog::default()
-        };
-        let before = log(vec![message("old", 100.0), message("just before", 0.5)]);
-        let record = JobRecord::beginning_now(
-            Job::default(),
-            None,
-            &Facts::default(),
-            &Reading::Value(before),
-        );
-        let after = log(vec![
-            message("old", 100.5),
-            message("just before", 0.9),
-            message("new", 0.1),
-            message("just before", 0.0),
-        ]);
-        let new = record.messages_since(&after);
-        let texts: Vec<&str> = new.records.iter().map(|it| it.text.as_str()).collect();
-        assert_eq!(texts, ["new", "just before"]);
-    }
-
-    #[test]
-    fn a_log_that_begins_after_the_job_does_not_cover_it() {
-        let log = |since_boot, oldest_record_age_s| KernelLog {
-            since_boot,
-            oldest_record_age_s,
-            ..KernelLog::default()
-        };
-        let mut record = record();
-        record.began_monotonic_s -= 60.0;
-        assert!(record.is_covered_by(&log(true, None)));
-        assert!(record.is_covered_by(&log(false, Some(100.0))));
-        assert!(!record.is_covered_by(&log(false, Some(30.0))));
-        assert!(!record.is_covered_by(&log(false, None)));
     }
 }

@@ -38,6 +38,8 @@ pub(crate) fn burned_node() -> Facts {
             after: counters,
             xids: Vec::new(),
             xids_of_others: Vec::new(),
+            xids_trouble: None,
+            xid_events: Reading::Value(Vec::new()),
             other_processes: Vec::new(),
             trouble: None,
         };

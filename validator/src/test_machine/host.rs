@@ -212,8 +212,12 @@ fn kernel_log() -> KernelLog {
         source: KernelLogSource::Kmsg,
         since_boot: true,
         oldest_record_age_s: Some(UPTIME_S),
+        oldest_record_at_s: Some(0.0),
+        newest_record_at_s: Some(12.0),
+        gap_until_s: None,
         records: vec![KernelLogRecord {
             age_s: Some(UPTIME_S - 12.0),
+            at_s: Some(12.0),
             text: format!(
                 "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER_VERSION}  Release Build"
             ),

@@ -126,13 +126,11 @@ fn look(arguments: &Arguments, record: &JobRecord, profile: &Profile) -> anyhow:
     notes.extend(ended.iter().map(|(user, ending)| ended_note(user, ending)));
     facts = wait_for_memory(arguments, record, &own, facts, &options, &interrupt);
     notes.extend(facts.gpus.iter().filter_map(|gpu| memory_note(gpu, record)));
-    notes.push(xid_note(
-        record,
-        &own,
-        &facts,
-        profile,
-        &crate::probe::kernel_log(&options, &interrupt),
-    ));
+    let log = match record.kernel_log_end {
+        Some(end) => crate::probe::kernel_log_since(end, &options, &interrupt),
+        None => Reading::NotRead("the kernel log could not be read before the job".to_owned()),
+    };
+    notes.push(xid_note(&own, &facts, profile, &log));
     if let Some(reason) = interrupt.reason() {
         notes.push(note(
             Verdict::Error,
@@ -331,7 +329,6 @@ fn memory_note(gpu: &GpuFacts, record: &JobRecord) -> Option<Note> {
 
 /// What the kernel log gained during the job, judged as before a job: by `policy.xid` and the Xid catalogue.
 fn xid_note(
-    record: &JobRecord,
     own: &AssignedGpus,
     facts: &Facts,
     profile: &Profile,
@@ -347,14 +344,12 @@ fn xid_note(
             );
         }
     };
-    if !record.is_covered_by(log) {
-        return note(
-            Verdict::Error,
-            "new Xids: the kernel log does not reach back to where the job began",
-        );
-    }
     let mut seen = facts.clone();
-    seen.host.kernel_log = Reading::Value(record.messages_since(log));
+    seen.host.kernel_log = Reading::Value(KernelLog {
+        // It has all of what came since the job began, which is as far as it is judged here.
+        since_boot: true,
+        ..log.clone()
+    });
     let seen = own.narrowed(&seen);
     let Some(finding) = xid_finding(&seen, profile) else {
         return note(

@@ -7,9 +7,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use rustix::time::ClockId;
 
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{KERNEL_LOG_RECORDS_KEPT, KernelLog, KernelLogRecord, KernelLogSource, Reading};
+use super::system::kernel_clock_s;
+use crate::facts::{
+    KERNEL_LOG_RECORDS_KEPT, KernelLog, KernelLogEnd, KernelLogRecord, KernelLogSource, Reading,
+};
 use crate::kernel_log::{is_flood, is_relevant};
 use crate::probe::Interrupt;
 use crate::worker::process::{WorkerEvent, WorkerProcess};
@@ -33,12 +37,7 @@ pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<Kerne
     if !root.is_this_machine() {
         return kmsg_of_sysroot(root);
     }
-    let kmsg = read_kmsg(
-        Path::new("/dev/kmsg"),
-        Instant::now() + KMSG_DEADLINE,
-        interrupt,
-    );
-    match kmsg {
+    match read_this_kmsg(interrupt) {
         Ok(log) if log.since_boot => Reading::Value(log),
         // The ring buffer forgot its beginning: the journal may have it.
         Ok(log) => match from_journal(interrupt).filter(|journal| journal.since_boot) {
@@ -50,6 +49,39 @@ pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<Kerne
             None => Reading::NotRead(reason),
         },
     }
+}
+
+/// The records that came since the log was read up to `end`, from where that came from.
+pub(super) fn kernel_log_since(
+    root: &Sysroot,
+    end: KernelLogEnd,
+    interrupt: &Interrupt,
+) -> Reading<KernelLog> {
+    let again = match end.source {
+        _ if !root.is_this_machine() => kmsg_of_sysroot(root),
+        KernelLogSource::Kmsg => {
+            read_this_kmsg(interrupt).map_or_else(Reading::NotRead, Reading::Value)
+        }
+        KernelLogSource::Journal => of_program("journalctl", from_journal(interrupt)),
+        KernelLogSource::Dmesg => of_program("dmesg", from_dmesg(interrupt)),
+    };
+    let Reading::Value(log) = again else {
+        return again;
+    };
+    log.since(end).map_or_else(
+        || Reading::NotRead("the kernel log was written over since it was read before".to_owned()),
+        Reading::Value,
+    )
+}
+
+fn of_program(program: &str, log: Option<KernelLog>) -> Reading<KernelLog> {
+    let unread = || Reading::NotRead(format!("{program} does not show the kernel log any more"));
+    log.map_or_else(unread, Reading::Value)
+}
+
+fn read_this_kmsg(interrupt: &Interrupt) -> Result<KernelLog, String> {
+    let deadline = Instant::now() + KMSG_DEADLINE;
+    read_kmsg(Path::new("/dev/kmsg"), deadline, interrupt)
 }
 
 /// Reads all records that the kernel still has, without waiting for more. What it has not read at the deadline is a gap.
@@ -73,16 +105,17 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
             return Err("the run was interrupted".to_owned());
         }
         if Instant::now() >= deadline {
-            log.gap = true;
+            log.lost_the_rest();
             break;
         }
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // The record was overwritten before it was read; the next read goes on behind the gap.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => log.gap = true,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // The record was overwritten before it was read; the next read goes on behind the gap, which the sequence
+            // numbers tell.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
             Err(error) => return Err(io_reason(&error, name)),
         }
     }
@@ -156,12 +189,10 @@ fn from_program(
     (ended_well && log.first_s.is_some()).then(|| log.finish(source, monotonic_seconds()))
 }
 
-/// The clock of the kernel's time stamps. (`printk` counts from boot and not during suspend, as this clock does.)
+/// The clock nearest to that of the kernel's time stamps, which counts from boot and not during suspend, as this one does.
+/// But it is corrected by NTP and that one is not: they part by up to some 50 millionths of the uptime.
 fn monotonic_seconds() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    #[expect(clippy::cast_precision_loss, reason = "seconds since boot")]
-    let seconds = now.tv_sec as f64;
-    seconds
+    kernel_clock_s(ClockId::Monotonic)
 }
 
 #[derive(Default)]
@@ -176,8 +207,8 @@ struct LogReader {
     first_text: String,
     first_sequence: Option<u64>,
     last_sequence: Option<u64>,
-    /// Records between the first and the last are missing.
-    gap: bool,
+    /// The time stamp before which records between the first and the last are missing.
+    gap_until_s: Option<f64>,
     flood: bool,
     /// The last record was kept, so that a fragment that continues it belongs to it.
     last_was_kept: bool,
@@ -199,8 +230,10 @@ impl LogReader {
             return;
         };
         let continues = fields.next().is_some_and(|flags| flags.contains('+'));
+        #[expect(clippy::cast_precision_loss, reason = "microseconds since boot")]
+        let seconds = microseconds as f64 / 1e6;
         if self.last_sequence.is_some_and(|last| sequence > last + 1) {
-            self.gap = true;
+            self.gap_until_s = Some(seconds);
         }
         self.first_sequence.get_or_insert(sequence);
         self.last_sequence = Some(sequence);
@@ -215,9 +248,12 @@ impl LogReader {
             }
             return;
         }
-        #[expect(clippy::cast_precision_loss, reason = "microseconds since boot")]
-        let seconds = microseconds as f64 / 1e6;
         self.record(seconds, &text);
+    }
+
+    /// There was more to read than there was time.
+    fn lost_the_rest(&mut self) {
+        self.gap_until_s = Some(self.last_s + 1e-6);
     }
 
     /// `[ 1234.567890] host kernel: text` of the journal, `[ 1234.567890] text` of `dmesg`.
@@ -237,7 +273,7 @@ impl LogReader {
                 },
             );
         if text.contains("]: Missed ") && text.ends_with(" kernel messages") {
-            self.gap = true;
+            self.gap_until_s = Some(seconds);
             return;
         }
         self.record(seconds, text);
@@ -285,12 +321,16 @@ impl LogReader {
         let records = self.first.into_iter().chain(self.last);
         let records = records.map(|(seconds, text)| KernelLogRecord {
             age_s: Some(age(seconds)),
+            at_s: Some(seconds),
             text,
         });
         KernelLog {
             source,
-            since_boot: begins_at_boot && !self.gap,
+            since_boot: begins_at_boot && self.gap_until_s.is_none(),
             oldest_record_age_s: self.first_s.map(age),
+            oldest_record_at_s: self.first_s,
+            newest_record_at_s: self.first_s.map(|_| self.last_s),
+            gap_until_s: self.gap_until_s,
             records: records.collect(),
             records_dropped: self.dropped,
         }
@@ -351,6 +391,7 @@ mod tests {
             log.records,
             [KernelLogRecord {
                 age_s: Some(60.0),
+                at_s: Some(40.0),
                 text: XID.to_owned()
             }]
         );
@@ -405,6 +446,7 @@ mod tests {
             log.records[0],
             KernelLogRecord {
                 age_s: Some(9.5),
+                at_s: Some(50.5),
                 text: XID.to_owned()
             }
         );

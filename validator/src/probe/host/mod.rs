@@ -14,7 +14,7 @@ mod toolkits;
 pub(super) use sysroot::Sysroot;
 
 use super::{Interrupt, ProbeOptions};
-use crate::facts::{HostFacts, KernelLog, Reading};
+use crate::facts::{HostFacts, KernelLog, KernelLogEnd, Reading};
 use crate::level::Level;
 
 /// Reads everything; what may wait (metadata, the kernel log) beside the rest.
@@ -36,6 +36,15 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts 
 /// The kernel log as it is now.
 pub(super) fn kernel_log_of(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
     kernel_log::kernel_log(&Sysroot::new(options.sysroot.clone()), interrupt)
+}
+
+/// What the kernel log gained since it ended at `end`.
+pub(super) fn kernel_log_since(
+    end: KernelLogEnd,
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+) -> Reading<KernelLog> {
+    kernel_log::kernel_log_since(&Sysroot::new(options.sysroot.clone()), end, interrupt)
 }
 
 fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {

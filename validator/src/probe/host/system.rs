@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use rustix::time::ClockId;
+
 use super::sysroot::{Sysroot, io_reason};
 use crate::facts::{Ec2Instance, Reading};
 
@@ -124,7 +126,12 @@ pub(super) fn architecture(root: &Sysroot) -> Reading<String> {
     line_reading(root.line("/proc/sys/kernel/arch"), "/proc/sys/kernel/arch")
 }
 
+/// Seconds since boot. Of this machine by the kernel's clock, since a container may be shown its own age in `/proc/uptime`
+/// (lxcfs does), and what GPUs count they count since the machine's boot.
 pub(super) fn uptime_s(root: &Sysroot) -> Reading<f64> {
+    if root.is_this_machine() {
+        return Reading::Value(kernel_clock_s(ClockId::Boottime));
+    }
     let first = root.line("/proc/uptime").and_then(|text| {
         let seconds: f64 = text.split_whitespace().next()?.parse().ok()?;
         seconds.is_finite().then_some(seconds)
@@ -133,6 +140,35 @@ pub(super) fn uptime_s(root: &Sysroot) -> Reading<f64> {
         || Reading::NotRead("no number in /proc/uptime".to_owned()),
         Reading::Value,
     )
+}
+
+/// A clock that counts from boot, in seconds, as the kernel itself reads it: without what a time namespace adds.
+pub(super) fn kernel_clock_s(clock: ClockId) -> f64 {
+    let name = match clock {
+        ClockId::Monotonic => "monotonic",
+        _ => "boottime",
+    };
+    // A kernel without time namespaces has no such file.
+    let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    let now = rustix::time::clock_gettime(clock);
+    seconds(now.tv_sec, now.tv_nsec) - time_namespace_offset_s(&offsets, name)
+}
+
+/// Lines like `monotonic       -100         0`: seconds and nanoseconds that the namespace adds to the clock.
+// Source: time_namespaces(7).
+fn time_namespace_offset_s(offsets: &str, clock: &str) -> f64 {
+    let offset = offsets.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let [name, s, ns] = [words.next()?, words.next()?, words.next()?];
+        (name == clock).then(|| Some(seconds(s.parse().ok()?, ns.parse().ok()?)))?
+    });
+    offset.unwrap_or(0.0)
+}
+
+fn seconds(s: i64, ns: i64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "seconds since boot")]
+    let seconds = s as f64 + ns as f64 / 1e9;
+    seconds
 }
 
 fn line_reading(line: Option<String>, path: &str) -> Reading<String> {
@@ -351,6 +387,19 @@ mod tests {
             marked(&[("/proc/1/cgroup", "0::/init.scope\n"), machines]),
             Reading::Value(false)
         );
+    }
+
+    #[test]
+    fn a_time_namespace_does_not_move_the_boot() {
+        let offsets = "monotonic        5000         0\nboottime      -100000 500000000\n";
+        let offset = |clock| time_namespace_offset_s(offsets, clock);
+        assert!((offset("monotonic") - 5000.0).abs() < 1e-9);
+        assert!((offset("boottime") + 99_999.5).abs() < 1e-9);
+        assert!(time_namespace_offset_s("", "monotonic").abs() < 1e-9);
+        let Reading::Value(uptime) = uptime_s(&Sysroot::new(None)) else {
+            panic!("the kernel's clock can always be read");
+        };
+        assert!(uptime > 0.0);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The FFI corner of NVML: every unsafe call, typed, announced before it is made.
 #![expect(unsafe_code, reason = "the only place that calls NVML's C functions")]
 
+mod xid_events;
+
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_ulonglong};
 use std::mem::size_of;
 
@@ -14,6 +16,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::calls::{CallFailure, Called, Calls, Failure};
+pub(super) use xid_events::XidEvents;
 
 type Symbol<F> = Result<F, libloading::Error>;
 type Getter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
@@ -28,6 +31,7 @@ pub(super) const ERROR_INVALID_ARGUMENT: u32 = 2;
 pub(super) const ERROR_NOT_SUPPORTED: u32 = 3;
 pub(super) const ERROR_NOT_FOUND: u32 = 6;
 pub(super) const ERROR_INSUFFICIENT_SIZE: u32 = 7;
+const ERROR_TIMEOUT: u32 = 10;
 pub(super) const ERROR_FUNCTION_NOT_FOUND: u32 = 13;
 pub(super) const ERROR_CORRUPTED_INFOROM: u32 = 14;
 pub(super) const ERROR_GPU_IS_LOST: u32 = 15;

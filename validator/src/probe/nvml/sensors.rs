@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::calls::Calls;
-use super::driver::{Device, NvmlLibrary};
+use super::driver::{Device, NvmlLibrary, XidEvents};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
-use crate::facts::{GpuProcess, LoadCounters, SensorSample};
+use crate::facts::{GpuProcess, LoadCounters, Reading, SensorSample};
 use crate::probe::libraries;
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
@@ -20,6 +20,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The processes are listed at every fifth look, and not at the first, when workers may still get ready: it takes the driver
 /// 0.2 ms a GPU, and up to 80 where a process begins or ends (BENCHMARKS.md).
 const LOOKS_A_LIST: u64 = 5;
+/// A GPU whose events never end would keep the others from being looked at.
+const XIDS_A_LOOK_MAXIMUM: usize = 100;
 
 /// One line on the worker's stdout.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,6 +35,11 @@ pub(crate) enum SensorMessage {
     Sample {
         uuid: String,
         sample: SensorSample,
+    },
+    /// Those that came since the last such message; the first, without any, says that they are listened to.
+    Xids {
+        uuid: String,
+        xids: Reading<Vec<u32>>,
     },
     /// Of others, on a GPU that a worker works.
     Processes {
@@ -88,6 +95,10 @@ fn watch(uuids: &[String]) -> Result<(), String> {
             (uuid, reader)
         })
         .collect();
+    let mut xids: Vec<XidListener<'_>> = devices
+        .iter()
+        .map(|(uuid, device)| XidListener::start(uuid, device, driver))
+        .collect();
     for (uuid, reader) in &readers {
         tell(&SensorMessage::Before {
             uuid: (*uuid).clone(),
@@ -95,7 +106,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
             counters: Box::new(reader.counters()),
         });
     }
-    sample_until(&stop, &readers);
+    sample_until(&stop, &readers, &mut xids);
     for (uuid, reader) in &readers {
         tell(&SensorMessage::After {
             uuid: (*uuid).clone(),
@@ -105,8 +116,16 @@ fn watch(uuids: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn sample_until(stop: &AtomicBool, readers: &[(&String, GpuReader<'_>)]) {
+fn sample_until(
+    stop: &AtomicBool,
+    readers: &[(&String, GpuReader<'_>)],
+    xids: &mut [XidListener<'_>],
+) {
     for look in 0_u64.. {
+        // Before it is left, too: what came last counts.
+        for listener in &mut *xids {
+            listener.tell_new();
+        }
         if stop.load(Ordering::Relaxed) {
             return;
         }
@@ -133,6 +152,59 @@ fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
         tell(&SensorMessage::Processes {
             uuid: uuid.to_owned(),
             processes,
+        });
+    }
+}
+
+/// Listens for the Xids of one GPU, and tells them.
+struct XidListener<'a> {
+    uuid: &'a str,
+    /// Nothing more where NVML does not tell.
+    events: Option<XidEvents<'a>>,
+    driver: DriverNumber,
+}
+
+impl<'a> XidListener<'a> {
+    fn start(uuid: &'a str, device: &'a Device<'a>, driver: DriverNumber) -> Self {
+        let events = XidEvents::of(device);
+        let mut listener = Self {
+            uuid,
+            events: None,
+            driver,
+        };
+        match events {
+            Ok(events) => {
+                listener.events = Some(events);
+                listener.tell(Reading::Value(Vec::new()));
+            }
+            Err(failure) => listener.tell(failure.reading(driver.branch)),
+        }
+        listener
+    }
+
+    fn tell_new(&mut self) {
+        let mut new = Vec::new();
+        while let Some(events) = &self.events
+            && new.len() < XIDS_A_LOOK_MAXIMUM
+        {
+            match events.next() {
+                Ok(Some(xid)) => new.push(xid),
+                Ok(None) => break,
+                Err(failure) => {
+                    self.tell(failure.reading(self.driver.branch));
+                    self.events = None;
+                }
+            }
+        }
+        if !new.is_empty() {
+            self.tell(Reading::Value(new));
+        }
+    }
+
+    fn tell(&self, xids: Reading<Vec<u32>>) {
+        tell(&SensorMessage::Xids {
+            uuid: self.uuid.to_owned(),
+            xids,
         });
     }
 }
