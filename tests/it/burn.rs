@@ -381,6 +381,22 @@ fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
     let says = summary(&node, &ran.report, "burn_completed", 2);
     assert!(!says.contains("stood still"), "{says}");
     assert_eq!(ran.code, 0, "{}", ran.stdout);
+    // What the sensors' process saw meanwhile has the time at which it was seen, not that at which it was heard.
+    let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
+    for log in facts["load"]["sensors"]
+        .as_object()
+        .expect("by UUID")
+        .values()
+    {
+        // The first is no difference.
+        let steps_ms = log["samples"]["t_ms"]
+            .as_array()
+            .expect("differences")
+            .iter()
+            .skip(1);
+        let longest = steps_ms.filter_map(Value::as_i64).max();
+        assert!(longest.is_some_and(|it| it < 1500), "{}", log["samples"]);
+    }
 }
 
 /// The context is made once, while the machine is looked at, and the load begins on the word that follows.

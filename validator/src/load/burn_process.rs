@@ -10,11 +10,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::burn_state::State;
-use super::burn_worker::{BurnTask, GO, STANDING_BY, empty_run};
+use super::burn_worker::{BurnTask, GO, LOAD_BEGAN, STANDING_BY, empty_run};
 use super::cuda_kernel::own_node;
 use super::others::busy_if_others_have_it;
 use crate::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
 use crate::probe::{Deadlines, Interrupt, ProbeOptions};
+use crate::worker::clock;
 use crate::worker::conversation::Message;
 use crate::worker::one_gpu::cuda_environment;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
@@ -115,6 +116,7 @@ impl BurnProcess {
                             kernel.tell(run);
                         }
                     }
+                    Word::LoadBegan(at) => state.change(&uuid, |it| it.load_began = Some(at)),
                     Word::Run(run) => state.change(&uuid, |it| it.note(run)),
                 },
             );
@@ -204,6 +206,7 @@ impl KernelListener<'_> {
 enum Word<'w> {
     Step(&'w str),
     Kernel(KernelRun),
+    LoadBegan(Instant),
     Run(&'w BurnRun),
 }
 
@@ -244,6 +247,11 @@ fn follow(
                     Ok(Message::Field { name, value }) if name == "kernel" => {
                         if let Ok(run) = serde_json::from_value(value) {
                             on_word(Word::Kernel(run));
+                        }
+                    }
+                    Ok(Message::Field { name, value }) if name == LOAD_BEGAN => {
+                        if let Some(at_s) = value.as_f64() {
+                            on_word(Word::LoadBegan(clock::instant_of(at_s)));
                         }
                     }
                     Ok(Message::Field { value, .. }) => {

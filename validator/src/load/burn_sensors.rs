@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::burn_state::State;
 use crate::facts::{GpuProcess, Reading, SensorLog, SensorSample};
 use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
+use crate::worker::clock;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 
 /// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU (BENCHMARKS.md); a burn whose counters
@@ -26,7 +27,7 @@ const SECONDS_BEFORE_LOAD: f32 = 1.0;
 /// Xids of a GPU that the facts keep as events: more say nothing more.
 const XID_EVENTS_MAXIMUM: usize = 1_000;
 
-/// Samples that arrived, with the time of their arrival.
+/// Samples that arrived, with their times.
 #[derive(Default)]
 struct Watched {
     log: SensorLog,
@@ -220,9 +221,9 @@ fn take(
                 it.log.before = *counters;
             }
         }
-        SensorMessage::Sample { uuid, sample } => {
+        SensorMessage::Sample { uuid, at_s, sample } => {
             if let Some(it) = watched.get_mut(&uuid) {
-                it.samples.push((Instant::now(), sample));
+                it.samples.push((clock::instant_of(at_s), sample));
                 state.change(&uuid, |it| it.sensors = Some(sample));
             }
         }
@@ -231,10 +232,14 @@ fn take(
                 add_xid_events(&mut it.log.xid_events, xids);
             }
         }
-        SensorMessage::Processes { uuid, processes } => {
+        SensorMessage::Processes {
+            uuid,
+            at_s,
+            processes,
+        } => {
             if let Some(it) = watched.get_mut(&uuid) {
-                let now = Instant::now();
-                let seen = processes.into_iter().map(|it| (it.pid, (now, it)));
+                let at = clock::instant_of(at_s);
+                let seen = processes.into_iter().map(|it| (it.pid, (at, it)));
                 it.processes.extend(seen);
             }
         }
@@ -317,6 +322,7 @@ mod tests {
         let mut list = |pids: &[u32]| {
             let message = SensorMessage::Processes {
                 uuid: "GPU-0".to_owned(),
+                at_s: clock::now_s(),
                 processes: pids.iter().copied().map(process).collect(),
             };
             take(message, &State::default(), &mut watched, &mut None);

@@ -21,7 +21,7 @@ pub(super) struct GpuState {
     run: Option<BurnRun>,
     pub(super) ended: bool,
     /// When the first product of the sweeps was under way.
-    load_began: Option<Instant>,
+    pub(super) load_began: Option<Instant>,
     pub(super) power_limit_mw: Option<u32>,
     pub(super) sensors: Option<SensorSample>,
     pub(super) times: StartTimes,
@@ -137,10 +137,6 @@ fn progress(uuid: &str, state: &GpuState, duration: Duration) -> BurnProgress {
 impl GpuState {
     /// Notes what a worker told.
     pub(super) fn note(&mut self, run: &BurnRun) {
-        if self.load_began.is_none() && run.measured_s > 0.0 {
-            let running = Duration::try_from_secs_f64(run.load_s()).unwrap_or_default();
-            self.load_began = Instant::now().checked_sub(running);
-        }
         self.run = Some(run.clone());
     }
 }

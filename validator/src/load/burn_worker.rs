@@ -1,5 +1,6 @@
 //! `gpu-validator worker burn`: burns one GPU and tells what it sees twice a second.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,7 @@ use crate::facts::{
     BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
 };
 use crate::probe::{PowerKind, with_power_meter};
+use crate::worker::clock;
 use crate::worker::conversation::Teller;
 use crate::worker::one_gpu::Then;
 
@@ -50,6 +52,8 @@ pub(super) struct BurnTask {
 pub(super) const GO: &str = "go";
 /// The step in which a worker waits for it.
 pub(super) const STANDING_BY: &str = "standing by";
+/// The field in which a worker says when its load began, by [`clock::now_s`].
+pub(super) const LOAD_BEGAN: &str = "load_began_s";
 /// The first step that needs the context.
 pub(super) const FIRST_USE_OF_CONTEXT: &str = "cuModuleLoadData";
 pub(super) const TRYING_ENGINES: &str = "trying both engines";
@@ -159,6 +163,7 @@ struct Worker<'t> {
     had_no_room: bool,
     stop: Arc<AtomicBool>,
     injected_found: u64,
+    load_was_told: Cell<bool>,
 }
 
 impl<'t> Worker<'t> {
@@ -172,11 +177,17 @@ impl<'t> Worker<'t> {
             had_no_room: false,
             stop: Arc::default(),
             injected_found: 0,
+            load_was_told: Cell::new(false),
         }
     }
 
+    /// Tells how far the burn is. The burn goes on whether somebody listens or not.
     fn tell(&self) {
-        self.teller.field("run", &self.run);
+        if self.run.measured_s > 0.0 && !self.load_was_told.replace(true) {
+            let began_s = clock::now_s() - self.run.load_s();
+            self.teller.field(LOAD_BEGAN, &began_s);
+        }
+        self.teller.newest("run", &self.run);
     }
 
     /// The GPU to burn, with CUDA started.

@@ -1,6 +1,7 @@
 //! What workers with one thread say: the step that they are in, then what they saw.
 
 use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -25,14 +26,24 @@ pub(crate) enum Message {
 }
 
 /// The worker's end of the conversation.
+#[derive(Default)]
 pub(crate) struct Teller {
-    stdout: std::io::Stdout,
+    /// A thread that tells what nobody waits for, once there is such.
+    newest: OnceLock<Arc<Newest>>,
 }
 
 impl Teller {
     pub(crate) fn new() -> Self {
-        Self {
-            stdout: std::io::stdout(),
+        Self::default()
+    }
+
+    /// Tells of something of which only the newest matters, and does not wait until somebody listens: the parent may be
+    /// stopped, and its pipe full.
+    pub(crate) fn newest(&self, name: &str, value: &impl Serialize) {
+        let newest = self.newest.get_or_init(Newest::start);
+        if let Ok(value) = serde_json::to_value(value) {
+            let name = name.to_owned();
+            newest.tell(Message::Field { name, value });
         }
     }
 
@@ -51,17 +62,89 @@ impl Teller {
         self.send(&Message::Done {});
     }
 
-    /// When the parent is gone there is nobody to tell, and the worker dies with it.
+    /// Behind everything that was told before.
     fn send(&self, message: &Message) {
-        let Ok(mut line) = serde_json::to_vec(message) else {
-            return;
-        };
-        line.push(b'\n');
-        let mut stdout = self.stdout.lock();
-        if stdout.write_all(&line).is_err() || stdout.flush().is_err() {
-            std::process::exit(1);
+        if let Some(newest) = self.newest.get() {
+            newest.settle();
+        }
+        write(message);
+    }
+}
+
+/// When the parent is gone there is nobody to tell, and the worker dies with it.
+fn write(message: &Message) {
+    let Ok(mut line) = serde_json::to_vec(message) else {
+        return;
+    };
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    if stdout.write_all(&line).is_err() || stdout.flush().is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// The message that is to be told next by a thread of its own; a newer one takes its place.
+#[derive(Default)]
+struct Newest {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    message: Option<Message>,
+    /// The one before it is being written.
+    writing: bool,
+}
+
+impl Newest {
+    fn start() -> Arc<Self> {
+        let newest = Arc::new(Self::default());
+        let told = Arc::clone(&newest);
+        std::thread::spawn(move || {
+            loop {
+                write(&told.take());
+            }
+        });
+        newest
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, message: Message) {
+        self.lock().message = Some(message);
+        self.changed.notify_all();
+    }
+
+    /// The next message; the one before it is written then.
+    fn take(&self) -> Message {
+        let mut waiting = self.lock();
+        waiting.writing = false;
+        self.changed.notify_all();
+        loop {
+            if let Some(message) = waiting.message.take() {
+                waiting.writing = true;
+                return message;
+            }
+            waiting = wait(&self.changed, waiting);
         }
     }
+
+    /// Waits until everything is written.
+    fn settle(&self) {
+        let mut waiting = self.lock();
+        while waiting.message.is_some() || waiting.writing {
+            waiting = wait(&self.changed, waiting);
+        }
+    }
+}
+
+fn wait<'w>(changed: &Condvar, waiting: MutexGuard<'w, Waiting>) -> MutexGuard<'w, Waiting> {
+    changed
+        .wait(waiting)
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a worker told, and how it ended.
@@ -172,6 +255,33 @@ pub(crate) fn listen(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_is_told_and_nobody_waits_for_it_but_who_says_more() {
+        let newest = Arc::new(Newest::default());
+        let field = |value: u64| Message::Field {
+            name: "run".to_owned(),
+            value: value.into(),
+        };
+        // Nobody listens: nothing blocks.
+        for value in 0..1000 {
+            newest.tell(field(value));
+        }
+        assert_eq!(newest.take(), field(999));
+        newest.tell(field(1000));
+        let settled = {
+            let newest = Arc::clone(&newest);
+            std::thread::spawn(move || newest.settle())
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!settled.is_finished(), "one is written, one waits");
+        assert_eq!(newest.take(), field(1000));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!settled.is_finished(), "one is written");
+        let writer = std::thread::spawn(move || newest.take());
+        settled.join().expect("everything is written");
+        assert!(!writer.is_finished(), "it waits for the next");
+    }
 
     fn told(script: &str) -> Told {
         let program = std::path::PathBuf::from("/bin/sh");

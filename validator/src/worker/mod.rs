@@ -1,5 +1,6 @@
 //! The hidden `gpu-validator worker …` processes: the only code that calls the driver.
 
+pub(crate) mod clock;
 mod command;
 pub(crate) mod conversation;
 pub(crate) mod one_gpu;

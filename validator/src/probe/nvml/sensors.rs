@@ -14,6 +14,7 @@ use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
 use crate::facts::{GpuProcess, LoadCounters, Reading, SensorSample};
 use crate::probe::libraries;
+use crate::worker::clock;
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -34,6 +35,8 @@ pub(crate) enum SensorMessage {
     },
     Sample {
         uuid: String,
+        /// By [`clock::now_s`], here and below.
+        at_s: f64,
         sample: SensorSample,
     },
     /// Those that came since the last such message; the first, without any, says that they are listened to.
@@ -44,6 +47,7 @@ pub(crate) enum SensorMessage {
     /// Of others, on a GPU that a worker works.
     Processes {
         uuid: String,
+        at_s: f64,
         processes: Vec<GpuProcess>,
     },
     After {
@@ -133,6 +137,7 @@ fn sample_until(
         for (uuid, reader) in readers {
             tell(&SensorMessage::Sample {
                 uuid: (*uuid).clone(),
+                at_s: clock::now_s(),
                 sample: reader.sample(),
             });
             if look % LOOKS_A_LIST == LOOKS_A_LIST - 1 {
@@ -147,10 +152,12 @@ fn sample_until(
 }
 
 fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
+    let at_s = clock::now_s();
     let processes = reader.processes_beside_a_worker();
     if !processes.is_empty() {
         tell(&SensorMessage::Processes {
             uuid: uuid.to_owned(),
+            at_s,
             processes,
         });
     }
