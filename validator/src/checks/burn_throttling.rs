@@ -20,6 +20,8 @@
 //! `nvmlClocksEventReasons`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
 //! the bits 0xE8. That a single sample is no fault is what DCGM's users ask for (<https://github.com/NVIDIA/DCGM/issues/242>).
 
+use std::collections::BTreeMap;
+
 use crate::burned;
 use crate::check::{Check, Judge, worst_of};
 use crate::facts::{BurnRun, ClocksEventReasons, Facts, GpuFacts, SensorLog};
@@ -50,42 +52,56 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     worst_of([reasons(run, log), violation_times(run, log)])
 }
 
-/// What each sample says of that moment.
+/// What each look says of that moment.
 fn reasons(run: &BurnRun, log: &SensorLog) -> Judgement {
-    let samples = burned::samples_under_load(run, log)?;
-    let reasons: Vec<u64> = samples.iter().filter_map(|it| it.reasons).collect();
-    if reasons.is_empty() {
+    let seen = looks_under_load(run, log)?;
+    let looks: u64 = seen.values().sum();
+    if looks == 0 {
         return Ok(Outcome::error(
             "the clocks event reasons were not read during the burn",
         ));
     }
-    let all = reasons.iter().fold(0, |all, it| all | it);
-    let count = |bits: u64| reasons.iter().filter(|it| **it & bits != 0).count();
+    let all = seen.keys().fold(0, |all, it| all | it);
+    let count = |bits: u64| -> u64 {
+        let with = seen.iter().filter(|(reasons, _)| **reasons & bits != 0);
+        with.map(|(_, count)| count).sum()
+    };
     let held = || {
         let bits = WRONG | DOUBTFUL;
         format!(
-            "clocks were held down by {} in {} of {} samples",
+            "clocks were held down by {} in {} of {looks} samples",
             ClocksEventReasons(all & bits).names().join(", "),
             count(bits),
-            reasons.len()
         )
     };
-    let outcome = if is_too_many(count(WRONG), reasons.len()) {
+    let outcome = if is_too_many(count(WRONG), looks) {
         Outcome::fail(held())
     } else if all & (WRONG | DOUBTFUL) != 0 {
         Outcome::warn(held())
     } else {
         return Ok(Outcome::pass(format!(
-            "neither heat nor power supply held the clocks down in {} samples",
-            reasons.len()
+            "neither heat nor power supply held the clocks down in {looks} samples"
         )));
     };
     Ok(with_remedy(outcome))
 }
 
+/// How many looks found which reasons. Facts of older versions have the samples alone.
+fn looks_under_load(run: &BurnRun, log: &SensorLog) -> Result<BTreeMap<u64, u64>, Outcome> {
+    let samples = burned::samples_under_load(run, log)?;
+    if !log.reasons_seen.is_empty() {
+        return Ok(log.reasons_seen.clone());
+    }
+    let mut seen = BTreeMap::new();
+    for reasons in samples.iter().filter_map(|it| it.reasons) {
+        *seen.entry(reasons).or_default() += 1;
+    }
+    Ok(seen)
+}
+
 /// One sample is a moment, whatever part of a short burn that is.
-#[expect(clippy::cast_precision_loss, reason = "at most some hundreds")]
-fn is_too_many(samples: usize, of: usize) -> bool {
+#[expect(clippy::cast_precision_loss, reason = "a share needs no last digit")]
+fn is_too_many(samples: u64, of: u64) -> bool {
     samples > 1 && samples as f64 > SHARE_MAXIMUM * of as f64
 }
 
@@ -182,6 +198,22 @@ mod tests {
                 assert_eq!(judged, verdict, "{reasons:#x} {count} times");
             }
         }
+    }
+
+    #[test]
+    fn a_moment_in_a_long_burn_is_a_moment() {
+        // Two looks in two hours, each in a sample that stands for seven hundred.
+        let judged = |wrong_looks| {
+            judge(|log| {
+                for sample in &mut log.samples[20..22] {
+                    sample.reasons = Some(0x4 | 0x40);
+                }
+                log.reasons_seen = [(0x4, 72_000 - wrong_looks), (0x4 | 0x40, wrong_looks)].into();
+            })
+        };
+        assert_eq!(judged(2), Verdict::Warn);
+        assert_eq!(judged(720), Verdict::Warn);
+        assert_eq!(judged(721), Verdict::Fail);
     }
 
     #[test]

@@ -248,7 +248,8 @@ pub struct PrecisionRun {
     #[serde(with = "number_or_nan")]
     #[schemars(with = "Option<f64>")]
     pub tflops: f64,
-    /// The same over successive intervals of about half a second, warm-up included.
+    /// The same over successive intervals of equal length, warm-up included: half a second, and longer in a burn of more than a
+    /// quarter of an hour.
     pub tflops_intervals: Vec<f32>,
     pub reference: ReferenceProof,
     /// Results (blocks of elements) that differ from the reference, and results that are not finite.
@@ -323,6 +324,10 @@ pub struct SensorLog {
     #[serde(with = "super::sensor_columns")]
     #[schemars(with = "super::SensorColumns")]
     pub samples: Vec<SensorSample>,
+    /// How many looks under load found which clocks event reasons: by NVML's bits, those of one look together. Of a long burn
+    /// a sample stands for many looks, and has what any of them had.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reasons_seen: BTreeMap<u64, u64>,
     pub before: LoadCounters,
     pub after: LoadCounters,
     /// Xids that the kernel log gained during the load and that name this GPU's PCI address, but for those below.

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::burn_samples::Samples;
 use super::burn_state::State;
-use crate::facts::{GpuProcess, Reading, SensorLog, SensorSample};
+use crate::facts::{GpuProcess, Reading, SensorLog};
 use crate::probe::{Interrupt, ProbeOptions, SensorMessage};
 use crate::worker::clock;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
@@ -20,10 +21,6 @@ const TIME_FOR_FIRST_LOOK: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the sensors' process may take for its last look, and to say so.
 const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
-/// Samples of a GPU that the facts keep; neighbours are merged beyond that.
-const SAMPLES_MAXIMUM: usize = 100;
-/// Of what was sampled before the load this much shows how it rose.
-const SECONDS_BEFORE_LOAD: f32 = 1.0;
 /// Xids of a GPU that the facts keep as events: more say nothing more.
 const XID_EVENTS_MAXIMUM: usize = 1_000;
 
@@ -31,7 +28,7 @@ const XID_EVENTS_MAXIMUM: usize = 1_000;
 #[derive(Default)]
 struct Watched {
     log: SensorLog,
-    samples: Vec<(Instant, SensorSample)>,
+    samples: Samples,
     /// Of others, by their numbers, as they were seen last.
     processes: BTreeMap<u32, (Instant, GpuProcess)>,
     after_was_read: bool,
@@ -106,41 +103,33 @@ fn watch_sensors(
     watched
         .into_iter()
         .map(|(uuid, it)| {
-            let began = state.load_began(&uuid).unwrap_or(began);
-            (uuid, finished_log(it, began, trouble.as_deref()))
+            let load = (
+                state.load_began(&uuid).unwrap_or(began),
+                state.load_s(&uuid),
+            );
+            (uuid, finished_log(it, load, trouble.as_deref()))
         })
         .collect()
 }
 
-fn finished_log(watched: Watched, began: Instant, trouble: Option<&str>) -> SensorLog {
-    let samples = watched
-        .samples
-        .into_iter()
-        .map(|(at, sample)| SensorSample {
-            t: seconds_from(began, at),
-            ..sample
-        })
-        .filter(|sample| sample.t >= -SECONDS_BEFORE_LOAD)
-        .collect();
+fn finished_log(
+    watched: Watched,
+    (began, load_s): (Instant, f64),
+    trouble: Option<&str>,
+) -> SensorLog {
+    let (samples, reasons_seen) = watched.samples.since(began, load_s);
     // Before its load a GPU's worker may not be there yet, and one of the others would be taken for it.
     let processes = watched.processes.into_values();
     let others = processes.filter(|(seen, _)| *seen >= began).map(|it| it.1);
     let missing = (!watched.after_was_read)
         .then(|| "the sensors were not read to the end of the load".to_owned());
     SensorLog {
-        samples: thinned(samples),
+        samples,
+        reasons_seen,
         other_processes: others.collect(),
         trouble: trouble.map(str::to_owned).or(missing),
         ..watched.log
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "milliseconds matter")]
-fn seconds_from(began: Instant, at: Instant) -> f32 {
-    let after = at.saturating_duration_since(began).as_secs_f64();
-    let before = began.saturating_duration_since(at).as_secs_f64();
-    // Adding zero leaves no negative zero, which the facts do not keep.
-    (((after - before) * 1000.0).round() / 1000.0 + 0.0) as f32
 }
 
 /// Why sampling ended early, if it did.
@@ -223,7 +212,7 @@ fn take(
         }
         SensorMessage::Sample { uuid, at_s, sample } => {
             if let Some(it) = watched.get_mut(&uuid) {
-                it.samples.push((clock::instant_of(at_s), sample));
+                it.samples.push(clock::instant_of(at_s), sample);
                 state.change(&uuid, |it| it.sensors = Some(sample));
             }
         }
@@ -266,50 +255,9 @@ fn add_xid_events(heard: &mut Reading<Vec<u32>>, news: Reading<Vec<u32>>) {
     }
 }
 
-/// Merges neighbours until few enough are left: greatest temperature, all reasons, mean power and clocks.
-fn thinned(samples: Vec<SensorSample>) -> Vec<SensorSample> {
-    let part = samples.len().div_ceil(SAMPLES_MAXIMUM).max(1);
-    if part == 1 {
-        return samples;
-    }
-    samples.chunks(part).map(merged).collect()
-}
-
-fn merged(samples: &[SensorSample]) -> SensorSample {
-    let mean = |value: fn(&SensorSample) -> Option<u32>| {
-        let values: Vec<u64> = samples.iter().filter_map(value).map(u64::from).collect();
-        let sum: u64 = values.iter().sum();
-        u32::try_from(sum.checked_div(values.len() as u64)?).ok()
-    };
-    SensorSample {
-        t: samples.first().map_or(0.0, |it| it.t),
-        power_mw: mean(|it| it.power_mw),
-        sm_mhz: mean(|it| it.sm_mhz),
-        memory_mhz: mean(|it| it.memory_mhz),
-        gpu_c: samples.iter().filter_map(|it| it.gpu_c).max(),
-        memory_c: samples.iter().filter_map(|it| it.memory_c).max(),
-        reasons: samples
-            .iter()
-            .filter_map(|it| it.reasons)
-            .reduce(|all, it| all | it),
-        utilization_percent: mean(|it| it.utilization_percent),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_look_just_before_the_load_is_at_zero_as_in_the_facts() {
-        let began = Instant::now();
-        let just_before = began
-            .checked_sub(Duration::from_micros(300))
-            .expect("later");
-        assert!(seconds_from(began, just_before).is_sign_positive());
-        let long_before = began.checked_sub(Duration::from_millis(2)).expect("later");
-        assert!((seconds_from(began, long_before) + 0.002).abs() < 1e-9);
-    }
 
     #[test]
     fn of_others_those_are_kept_that_were_there_under_load() {
@@ -334,27 +282,8 @@ mod tests {
         list(&[8, 9]);
         assert!(load_began > began);
         let watched = watched.remove("GPU-0").expect("it is watched");
-        let log = finished_log(watched, load_began, None);
+        let log = finished_log(watched, (load_began, 1.0), None);
         let pids: Vec<u32> = log.other_processes.iter().map(|it| it.pid).collect();
         assert_eq!(pids, [8, 9]);
-    }
-
-    #[test]
-    fn thinning_keeps_the_hottest_and_every_reason() {
-        let samples: Vec<SensorSample> = (0..1000_u16)
-            .map(|index| SensorSample {
-                t: f32::from(index) / 5.0,
-                gpu_c: Some(i32::from(index % 90)),
-                reasons: Some(if index == 777 { 0x40 } else { 0x4 }),
-                power_mw: Some(600_000),
-                ..SensorSample::default()
-            })
-            .collect();
-        let thin = thinned(samples);
-        assert_eq!(thin.len(), 100);
-        assert_eq!(thin.iter().filter_map(|it| it.gpu_c).max(), Some(89));
-        let with_heat = thin.iter().filter(|it| it.reasons == Some(0x44));
-        assert_eq!(with_heat.count(), 1);
-        assert!(thin.iter().all(|it| it.power_mw == Some(600_000)));
     }
 }

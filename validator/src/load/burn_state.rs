@@ -77,6 +77,13 @@ impl State {
         gpus.get(uuid)?.load_began
     }
 
+    /// How long the load of this GPU lasted, as far as its worker told.
+    pub(super) fn load_s(&self, uuid: &str) -> f64 {
+        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = gpus.get(uuid).and_then(|it| it.run.as_ref());
+        run.map_or(0.0, BurnRun::load_s)
+    }
+
     /// When the worker of this GPU came how far, since `began`.
     pub(super) fn startup(&self, uuid: &str, began: Instant) -> Option<BurnStartup> {
         let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);

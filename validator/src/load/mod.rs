@@ -2,6 +2,7 @@
 
 pub(crate) mod burn;
 mod burn_process;
+mod burn_samples;
 mod burn_sensors;
 mod burn_state;
 pub(crate) mod burn_worker;

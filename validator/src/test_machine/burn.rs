@@ -1,5 +1,7 @@
 //! A burn of the healthy machine.
 
+use std::collections::BTreeMap;
+
 use super::healthy_node;
 use crate::facts::{
     BurnEngine, BurnPlan, BurnRun, Facts, LoadCounters, Precision, PrecisionRun, Reading,
@@ -34,6 +36,7 @@ pub(crate) fn burned_node() -> Facts {
         let sensors = SensorLog {
             power_limit_mw: Some(700_000),
             samples: (0..50_u8).map(sample).collect(),
+            reasons_seen: BTreeMap::new(),
             before: counters.clone(),
             after: counters,
             xids: Vec::new(),

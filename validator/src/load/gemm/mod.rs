@@ -3,6 +3,7 @@
 
 pub(crate) mod cublaslt;
 pub(crate) mod images;
+mod intervals;
 pub(crate) mod kernels;
 mod localize;
 pub(crate) mod operand;

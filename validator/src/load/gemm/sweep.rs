@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::intervals::{INTERVAL_S, Interval};
 use super::kernels::{Gemm, Operands, Support};
 use super::localize::{EXAMPLES_MAXIMUM, Localizer};
 use super::operand::{OperandMode, OperandType, operand_bits};
@@ -24,8 +25,6 @@ const PRODUCT_TO_GROW_S: f64 = 0.01;
 const BATCH_S: f64 = 0.1;
 /// Products of the first batch of a trial.
 const TRIAL_BATCH: u64 = 16;
-/// Length of the intervals of throughput.
-const INTERVAL_S: f64 = 0.5;
 /// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting is enough.
 const LOCALIZATIONS_MAXIMUM: u32 = 16;
 /// How long after a change of engines a power is still the other's, in part: NVIDIA's instantaneous reading is renewed every
@@ -400,14 +399,12 @@ fn multiply_once(
     ))
 }
 
-/// A rate as it goes into the facts, where there are two a second.
-#[expect(clippy::cast_possible_truncation, reason = "four digits are left")]
-fn in_four_digits(rate: f64) -> f32 {
-    if !rate.is_normal() {
-        return rate as f32;
+#[expect(clippy::cast_precision_loss, reason = "a rate")]
+fn tflops(operations: f64, products: u64, seconds: f64) -> f64 {
+    if seconds <= 0.0 {
+        return 0.0;
     }
-    let unit = 10_f64.powf(rate.abs().log10().floor() - 3.0);
-    ((rate / unit).round() * unit) as f32
+    operations * products as f64 / seconds / 1e12
 }
 
 /// The time of a burn, which stands still while this process does: the GPU has nothing to do then, and what was asked for is
@@ -459,7 +456,7 @@ struct Sweeper<'x, 'm, 'c, 'a> {
     injected_found: u64,
     localizations: u32,
     /// Products and their time on the GPU since this moment.
-    interval: (u64, f64, Instant),
+    interval: Interval,
 }
 
 impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
@@ -496,7 +493,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             injected: BTreeSet::new(),
             injected_found: 0,
             localizations: 0,
-            interval: (0, 0.0, Instant::now()),
+            interval: Interval::first(),
         })
     }
 
@@ -633,27 +630,17 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
                 mismatches: word(1),
                 nonfinite: word(2),
             };
+        let operations = self.layout.shape.operations();
         run.products += batch.products;
         run.gpu_time_s += seconds;
-        run.tflops = self.tflops(run.products, run.gpu_time_s);
-        self.interval.0 += batch.products;
-        self.interval.1 += seconds;
-        if self.interval.2.elapsed().as_secs_f64() >= INTERVAL_S {
-            let (products, seconds, _) =
-                std::mem::replace(&mut self.interval, (0, 0.0, Instant::now()));
-            let rate = self.tflops(products, seconds);
-            run.tflops_intervals.push(in_four_digits(rate));
-        }
+        run.tflops = tflops(operations, run.products, run.gpu_time_s);
+        let batch = (batch.products, seconds);
+        self.interval
+            .add(batch, &mut run.tflops_intervals, |products, seconds| {
+                tflops(operations, products, seconds)
+            });
         self.count(counts, run);
         Ok(counts)
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    fn tflops(&self, products: u64, seconds: f64) -> f64 {
-        if seconds <= 0.0 {
-            return 0.0;
-        }
-        self.layout.shape.operations() * products as f64 / seconds / 1e12
     }
 
     fn counted_mismatches(&self) -> u64 {
@@ -718,24 +705,5 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
             self.look_into_mismatches(run)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::in_four_digits;
-
-    #[test]
-    fn rates_keep_four_digits() {
-        for (rate, text) in [
-            (675.1234, "675.1"),
-            (50.5678, "50.57"),
-            (1319.49, "1319"),
-            (0.0, "0"),
-        ] {
-            assert_eq!(in_four_digits(rate).to_string(), text);
-        }
-        assert!(in_four_digits(f64::NAN).is_nan());
-        assert!((in_four_digits(0.000_251_234) - 0.000_251_2).abs() < 1e-9);
     }
 }
