@@ -60,9 +60,12 @@ fn is_uuid(entry: &str) -> bool {
     entry.starts_with("GPU-") || entry.starts_with("MIG-")
 }
 
-/// The one UUID that begins like the entry. Dashes and case do not matter, nor does what stands behind a whole UUID.
+/// The one UUID that begins like the entry, which has a digit at least. Dashes and case do not matter, nor does what stands behind a whole UUID.
 fn position_of(entry: &str, uuids: &[&str]) -> Option<usize> {
     let entry = digits(entry);
+    if entry.len() <= "GPU-".len() {
+        return None;
+    }
     let mut fitting = (0..uuids.len()).filter(|at| digits(uuids[*at]).starts_with(&entry));
     let first = fitting.next()?;
     fitting.next().is_none().then_some(first)
@@ -158,6 +161,9 @@ mod tests {
             }
         }
         assert!(values.len() > 100);
+        // Asked of one H100: without a digit not even the only GPU is named.
+        assert!(named("GPU-", &uuids[..1]).is_err());
+        assert_eq!(named("GPU-2", &uuids[..1]), Ok(vec![0]));
     }
 
     #[test]

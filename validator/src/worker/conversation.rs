@@ -1,5 +1,6 @@
 //! What workers with one thread say: the step that they are in, then what they saw.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,9 +29,13 @@ pub(crate) enum Message {
 /// The worker's end of the conversation.
 #[derive(Default)]
 pub(crate) struct Teller {
-    /// A thread that tells what nobody waits for, once there is such.
-    newest: OnceLock<Arc<Newest>>,
+    /// What a thread tells, once there is something that nobody waits for.
+    queue: OnceLock<Arc<Queue>>,
 }
+
+/// How long it is waited until a step is told. The parent takes what is told at once, unless it is stopped or starved: then
+/// the work goes on.
+const TIME_TO_TELL: Duration = Duration::from_millis(100);
 
 impl Teller {
     pub(crate) fn new() -> Self {
@@ -40,34 +45,41 @@ impl Teller {
     /// Tells of something of which only the newest matters, and does not wait until somebody listens: the parent may be
     /// stopped, and its pipe full.
     pub(crate) fn newest(&self, name: &str, value: &impl Serialize) {
-        let newest = self.newest.get_or_init(Newest::start);
+        let queue = self.queue.get_or_init(Queue::start);
         if let Ok(value) = serde_json::to_value(value) {
             let name = name.to_owned();
-            newest.tell(Message::Field { name, value });
+            queue.push_newest(Message::Field { name, value });
         }
     }
 
     pub(crate) fn step(&self, step: &str) {
-        self.send(&Message::Step(step.to_owned()));
+        self.send(Message::Step(step.to_owned()));
     }
 
     pub(crate) fn field(&self, name: &str, value: &impl Serialize) {
         if let Ok(value) = serde_json::to_value(value) {
             let name = name.to_owned();
-            self.send(&Message::Field { name, value });
+            self.send(Message::Field { name, value });
         }
     }
 
     pub(crate) fn done(&self) {
-        self.send(&Message::Done {});
+        self.send(Message::Done {});
+        // The process ends behind this, and what is not written then is lost.
+        if let Some(queue) = self.queue.get() {
+            queue.settle(Duration::MAX);
+        }
     }
 
     /// Behind everything that was told before.
-    fn send(&self, message: &Message) {
-        if let Some(newest) = self.newest.get() {
-            newest.settle();
+    fn send(&self, message: Message) {
+        match self.queue.get() {
+            None => write(&message),
+            Some(queue) => {
+                queue.push(message);
+                queue.settle(TIME_TO_TELL);
+            }
         }
-        write(message);
     }
 }
 
@@ -83,68 +95,79 @@ fn write(message: &Message) {
     }
 }
 
-/// The message that is to be told next by a thread of its own; a newer one takes its place.
+/// Messages that a thread of its own tells, in their order.
 #[derive(Default)]
-struct Newest {
-    waiting: Mutex<Waiting>,
+struct Queue {
+    state: Mutex<Untold>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
-    message: Option<Message>,
-    /// The one before it is being written.
+struct Untold {
+    waiting: VecDeque<Message>,
+    /// The one before them is being written.
     writing: bool,
 }
 
-impl Newest {
+impl Queue {
     fn start() -> Arc<Self> {
-        let newest = Arc::new(Self::default());
-        let told = Arc::clone(&newest);
+        let queue = Arc::new(Self::default());
+        let told = Arc::clone(&queue);
         std::thread::spawn(move || {
             loop {
                 write(&told.take());
             }
         });
-        newest
+        queue
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Untold> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, message: Message) {
-        self.lock().message = Some(message);
+    fn push(&self, message: Message) {
+        self.lock().waiting.push_back(message);
+        self.changed.notify_all();
+    }
+
+    /// In the place of the field of this name, if that is the last one that waits.
+    fn push_newest(&self, message: Message) {
+        let name = |message: &Message| match message {
+            Message::Field { name, .. } => Some(name.clone()),
+            Message::Step(_) | Message::Done {} => None,
+        };
+        let mut untold = self.lock();
+        if untold.waiting.back().and_then(name) == name(&message) {
+            untold.waiting.pop_back();
+        }
+        untold.waiting.push_back(message);
         self.changed.notify_all();
     }
 
     /// The next message; the one before it is written then.
     fn take(&self) -> Message {
-        let mut waiting = self.lock();
-        waiting.writing = false;
+        let mut untold = self.lock();
+        untold.writing = false;
         self.changed.notify_all();
         loop {
-            if let Some(message) = waiting.message.take() {
-                waiting.writing = true;
+            if let Some(message) = untold.waiting.pop_front() {
+                untold.writing = true;
                 return message;
             }
-            waiting = wait(&self.changed, waiting);
+            untold = self
+                .changed
+                .wait(untold)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits until everything is written.
-    fn settle(&self) {
-        let mut waiting = self.lock();
-        while waiting.message.is_some() || waiting.writing {
-            waiting = wait(&self.changed, waiting);
-        }
+    /// Waits until everything is written, or for so long.
+    fn settle(&self, limit: Duration) {
+        let untold = self.lock();
+        let is_busy = |untold: &mut Untold| !untold.waiting.is_empty() || untold.writing;
+        let waited = self.changed.wait_timeout_while(untold, limit, is_busy);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
-}
-
-fn wait<'w>(changed: &Condvar, waiting: MutexGuard<'w, Waiting>) -> MutexGuard<'w, Waiting> {
-    changed
-        .wait(waiting)
-        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a worker told, and how it ended.
@@ -257,28 +280,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_is_told_and_nobody_waits_for_it_but_who_says_more() {
-        let newest = Arc::new(Newest::default());
+    fn nobody_waits_for_a_parent_that_does_not_listen() {
+        let queue = Arc::new(Queue::default());
         let field = |value: u64| Message::Field {
             name: "run".to_owned(),
             value: value.into(),
         };
-        // Nobody listens: nothing blocks.
+        let step = || Message::Step("products".to_owned());
         for value in 0..1000 {
-            newest.tell(field(value));
+            queue.push_newest(field(value));
         }
-        assert_eq!(newest.take(), field(999));
-        newest.tell(field(1000));
+        queue.push(step());
+        queue.settle(Duration::from_millis(1));
+        for value in 1000..2000 {
+            queue.push_newest(field(value));
+        }
+        // The newest of each, in order.
+        assert_eq!(queue.take(), field(999));
+        assert_eq!(queue.take(), step());
         let settled = {
-            let newest = Arc::clone(&newest);
-            std::thread::spawn(move || newest.settle())
+            let queue = Arc::clone(&queue);
+            std::thread::spawn(move || queue.settle(Duration::MAX))
         };
+        assert_eq!(queue.take(), field(1999));
         std::thread::sleep(Duration::from_millis(20));
-        assert!(!settled.is_finished(), "one is written, one waits");
-        assert_eq!(newest.take(), field(1000));
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!settled.is_finished(), "one is written");
-        let writer = std::thread::spawn(move || newest.take());
+        assert!(!settled.is_finished(), "the last is being written");
+        let writer = std::thread::spawn(move || queue.take());
         settled.join().expect("everything is written");
         assert!(!writer.is_finished(), "it waits for the next");
     }

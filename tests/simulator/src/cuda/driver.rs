@@ -174,6 +174,9 @@ fn visible_devices(list: &str, uuids: &[&str]) -> Result<Vec<usize>, CuResult> {
 /// The only GPU whose UUID begins like the entry, digit by digit; behind the last digit of a UUID anything may stand.
 fn device_of_uuid(entry: &str, uuids: &[&str]) -> Option<usize> {
     let wanted = entry.strip_prefix("GPU-")?.replace('-', "");
+    if wanted.is_empty() {
+        return None;
+    }
     let fits = |device: &usize| {
         let digits = uuids[*device].trim_start_matches("GPU-").replace('-', "");
         let mut pairs = digits.chars().zip(wanted.chars());
