@@ -223,6 +223,8 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let mut facts = watch(probe.clone(), &interrupt, &mut |_, facts| {
         files.write(&judged(not_burned(facts)));
     });
+    // Until the reports are written this burn is not over: neither is the next one's time, nor is it said that none runs.
+    let mut held = None;
     if facts.interrupted.is_none() {
         files.write(&judged(not_burned(&facts)));
         options.gpus = chosen_gpus(&arguments.gpu, &facts)?;
@@ -235,7 +237,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         } else {
             options.gpus.clone()
         };
-        let _locks = folder.lock(&gpus)?;
+        let locks = folder.lock(&gpus)?;
         let mut announcement =
             folder.announce(gpus, options.duration, arguments.in_background.clone())?;
         let mut view = BurnView::new(&facts, options.duration);
@@ -250,11 +252,13 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
                 view.show(gpus);
             },
         );
+        held = Some((locks, announcement));
     }
     refuse_simulated(&mut facts, arguments.report.forbid_simulated);
     let run = judged(facts);
     to_stderr(&summary(&run.facts));
     files.finish(&run, &arguments.report);
+    drop(held);
     Ok(run.exit_status())
 }
 

@@ -455,7 +455,7 @@ struct Sweeper<'x, 'm, 'c, 'a> {
     injected: BTreeSet<(u64, u32, u32, u64)>,
     injected_found: u64,
     localizations: u32,
-    /// Products and their time on the GPU since this moment.
+    /// What goes into the rates over time.
     interval: Interval,
 }
 
