@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(is_relevant(line), "{line:?} is an event and would not be kept");
         }
         let _ = is_flood(line);
-        records.push(KernelLogRecord { age_s: Some(1.0), text: line.to_owned() });
+        records.push(KernelLogRecord { age_s: Some(1.0), at_s: Some(1.0), text: line.to_owned() });
     }
     assert!(events(&records).len() <= records.len());
 });
