@@ -375,16 +375,16 @@ pub(super) fn runner_archive(folder: &Path, downloads: &Path) -> anyhow::Result<
 
 /// Every build instance is gone, and every image is one that passed.
 fn check_cloud(cloud: &Cloud) -> anyhow::Result<()> {
-    let states = cloud.ask(&[
+    let instances = cloud.ask(&[
         "ec2",
         "describe-instances",
         "--query",
-        "Reservations[].Instances[].State.Name",
+        "Reservations[].Instances[].[InstanceId, State.Name]",
     ])?;
-    let states = states.as_array().context("no instances were told")?;
+    let told = instances.as_array().context("no instances were told")?;
     ensure!(
-        states.len() == BAKES.len() && states.iter().all(|it| it == "terminated"),
-        "the build instances are {states:?}, expected {} that are terminated",
+        told.len() == BAKES.len() && told.iter().all(|it| it[1] == "terminated"),
+        "the build instances are {instances}, expected {} that are terminated; every build.log names its own, moto.log what failed",
         BAKES.len()
     );
     let images = cloud.ask(&["ec2", "describe-images", "--owners", "self"])?;
