@@ -19,6 +19,11 @@ build {
   ]
 
   provisioner "shell" {
+    script          = "${path.root}/provisioners/wait-for-cloud-init.sh"
+    execute_command = local.as_root
+  }
+
+  provisioner "shell" {
     only            = ["amazon-ebs.eks-gpu-al2023"]
     script          = "${path.root}/provisioners/install-nvidia-driver-al2023.sh"
     execute_command = local.as_root
@@ -51,6 +56,12 @@ build {
     environment_vars = [
       "NVIDIA_CONTAINER_TOOLKIT_VERSION=${var.nvidia_container_toolkit_version}",
     ]
+  }
+
+  provisioner "shell" {
+    only            = ["amazon-ebs.eks-gpu-ubuntu2204"]
+    script          = "${path.root}/provisioners/configure-containerd-ubuntu.sh"
+    execute_command = local.as_root
   }
 
   provisioner "shell" {

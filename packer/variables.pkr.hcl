@@ -57,7 +57,6 @@ variable "kubernetes_version" {
 variable "nvidia_driver_version" {
   type        = string
   description = "Full version of NVIDIA's driver, as NVIDIA's repository for the distribution has it; its first number is the branch."
-  default     = "580.95.05"
 
   validation {
     condition     = can(regex("^[0-9]{3}\\.[0-9]{1,3}(\\.[0-9]{2})?$", var.nvidia_driver_version))
@@ -79,7 +78,6 @@ variable "nvidia_kernel_module" {
 variable "nvidia_container_toolkit_version" {
   type        = string
   description = "Version of NVIDIA's container toolkit; from 1.18.0 on it writes the CDI specification at boot."
-  default     = "1.18.2"
 
   validation {
     condition     = can(regex("^1\\.(1[89]|[2-9][0-9])\\.[0-9]+$", var.nvidia_container_toolkit_version))
@@ -112,7 +110,6 @@ variable "cuda_keyring_sha256" {
 variable "actions_runner_version" {
   type        = string
   description = "Version of the GitHub Actions runner of ubuntu2404-runner."
-  default     = "2.337.0"
 
   validation {
     condition     = can(regex("^2\\.[0-9]+\\.[0-9]+$", var.actions_runner_version))
@@ -123,7 +120,6 @@ variable "actions_runner_version" {
 variable "actions_runner_sha256" {
   type        = string
   description = "SHA-256 of the runner's archive for linux-x64, as its release page has it."
-  default     = "70920811a4f8ad4328818682bca5c6469c1c942fab52448868071d0063816613"
 
   validation {
     condition     = can(regex("^[0-9a-f]{64}$", var.actions_runner_sha256))

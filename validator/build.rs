@@ -1,5 +1,5 @@
 //! Tells the binary which commit it was built from, where git knows, writes the clients of the kubelet's
-//! sockets, takes the documentation out of the checks, and deflates the GPU kernels' images.
+//! sockets, and deflates the GPU kernels' images.
 
 use std::process::Command;
 
@@ -9,7 +9,6 @@ fn main() {
     let built_from = built_from().map_or_else(String::new, |it| format!(" ({it})"));
     println!("cargo::rustc-env=GPU_VALIDATOR_LONG_VERSION={version}{built_from}");
     kubelet_clients();
-    check_documentation();
     kernel_images();
 }
 
@@ -36,26 +35,9 @@ fn built_from() -> Option<String> {
     git(&["rev-parse", "--short=12", "HEAD"])
 }
 
-/// Copies the `//!` lines of each check's file to where `checks/mod.rs` embeds them from.
-fn check_documentation() {
-    println!("cargo::rerun-if-changed=src/checks");
-    let folder = out_folder("checks");
-    for file in std::fs::read_dir("src/checks").expect("the checks are there") {
-        let path = file.expect("the checks can be listed").path();
-        let text = std::fs::read_to_string(&path).expect("a check is text");
-        let lines: Vec<&str> = text.lines().filter(|it| it.starts_with("//!")).collect();
-        let name = path.file_stem().expect("a file").to_owned();
-        std::fs::write(
-            folder.join(name).with_extension("txt"),
-            lines.join("\n") + "\n",
-        )
-        .expect("OUT_DIR can be written");
-    }
-}
-
-/// Deflates the built kernels to where `load/gemm/images.rs` embeds them from: a quarter of their size.
+/// Deflates the built kernels to where `workload/gemm/images.rs` embeds them from: a quarter of their size.
 fn kernel_images() {
-    let built = "src/load/kernels/built";
+    let built = "src/workload/gemm/built";
     println!("cargo::rerun-if-changed={built}");
     let folder = out_folder("kernels");
     for file in std::fs::read_dir(built).expect("the kernels are there") {

@@ -5,11 +5,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use validator::facts::Facts;
-use validator::findings::Run;
-use validator::level::Level;
-use validator::profile::Profile;
-use validator::report;
+use validator_core::facts::Facts;
+use validator_core::findings::Run;
+use validator_core::level::Level;
+use validator_core::profile::Profile;
+use validator_core::report;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(facts) = Facts::from_json(bytes) else {

@@ -5,8 +5,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use validator::facts::KernelLogRecord;
-use validator::kernel_log::{events, is_flood, is_relevant, parse};
+use validator_core::facts::KernelLogRecord;
+use validator_core::kernel_log_events::{events, is_flood, is_relevant, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(is_relevant(line), "{line:?} is an event and would not be kept");
         }
         let _ = is_flood(line);
-        records.push(KernelLogRecord { age_s: Some(1.0), at_s: Some(1.0), text: line.to_owned() });
+        records.push(KernelLogRecord { age_s: Some(1.0), at_s: Some(1.0), text: line.to_owned(), repeats: 0 });
     }
     assert!(events(&records).len() <= records.len());
 });

@@ -5,17 +5,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use validator::profile::parse;
+use validator_core::parse_profile;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    match parse(text, "fuzz.yaml") {
+    match parse_profile(text, "fuzz.yaml") {
         // A profile that was understood can be written down and means the same again.
         Ok(profile) => {
             let written = serde_yaml::to_string(&profile).expect("a profile can be written");
-            match parse(&written, "written.yaml") {
+            match parse_profile(&written, "written.yaml") {
                 Ok(again) => assert_eq!(again, profile),
                 // The guard against nesting comes before the YAML parser and may take brackets inside of a text for
                 // nesting: such a profile is refused, never misread.

@@ -37,6 +37,9 @@ on_failure=$(gpu-validator profile show "$profile" --key firstboot.on_failure)
 case "$on_failure $GATED_UNIT" in
   withhold_kubelet\ *)
     drop_in=requires-gpu-validator.conf
+    install -D --mode=0755 "$files/gpu-validator-withheld.sh" /usr/libexec/gpu-validator/withheld.sh
+    install -D --mode=0644 "$files/gpu-validator-withheld.service" "$units/gpu-validator-withheld.service"
+    printf '[Unit]\nOnFailure=gpu-validator-withheld.service\n' >"$units/gpu-validator-firstboot.service.d/50-withheld.conf"
     ;;
   "taint_node kubelet.service")
     drop_in=kubelet-taints-unvalidated.conf

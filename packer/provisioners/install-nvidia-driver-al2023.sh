@@ -20,8 +20,22 @@ esac
 dnf --assumeyes install dnf-plugins-core dkms "$kernel_package-devel-$running_kernel"
 dnf versionlock add 'kernel*'
 
-dnf config-manager --add-repo https://developer.download.nvidia.com/compute/cuda/repos/amzn2023/x86_64/cuda-amzn2023.repo
-dnf config-manager --save --setopt='cuda-amzn2023*.gpgcheck=1'
+# The repository names its key by an address beside its packages, which dnf would take whatever it held. NVIDIA's key for RPM
+# repositories since 2022: "Updating the CUDA Linux GPG Repository Key", https://developer.nvidia.com/blog/.
+repository=https://developer.download.nvidia.com/compute/cuda/repos/amzn2023/x86_64
+key=/etc/pki/rpm-gpg/RPM-GPG-KEY-NVIDIA-D42D0685
+fingerprint=610C7B14E068A878070DA4E99CD0A493D42D0685
+install --directory /etc/pki/rpm-gpg
+curl --proto '=https' --fail --silent --show-error --location --output "$key" "$repository/D42D0685.pub"
+found=$(gpg --show-keys --with-colons "$key" | awk -F: '$1 == "pub" { wanted = 1; keys += 1 } $1 == "fpr" && wanted { print $10; wanted = 0 } END { if (keys != 1) print keys " keys" }')
+if [ "$found" != "$fingerprint" ]; then
+  echo "$repository/D42D0685.pub has the fingerprint $found, expected $fingerprint" >&2
+  rm "$key"
+  exit 1
+fi
+rpm --import "$key"
+dnf config-manager --add-repo "$repository/cuda-amzn2023.repo"
+dnf config-manager --save --setopt='cuda-amzn2023*.gpgcheck=1' --setopt="cuda-amzn2023*.gpgkey=file://$key"
 
 # Without module_hotfixes dnf sees the packages of one module stream alone, which need not hold the version asked for.
 install_nvidia() {
@@ -55,6 +69,8 @@ if [ "$GPU_FAMILY" = p6-b200 ]; then
   # Switches of the fourth generation are managed through InfiniBand: Fabric Manager User Guide, "Systems Using Fourth
   # Generation NVSwitches".
   packages+=(nvlsm libibumad infiniband-diags)
+  # The kernel's own package lacks ib_umad (awslabs/amazon-eks-ami, templates/al2023/provisioners/install-nvidia-driver.sh).
+  dnf --assumeyes install "$kernel_package-modules-extra-$running_kernel" "$kernel_package-modules-extra-common-$running_kernel"
   echo ib_umad >/etc/modules-load.d/ib_umad.conf
 fi
 install_nvidia "${packages[@]}"

@@ -51,12 +51,18 @@ packages=(
   "nvidia-utils-$driver_branch=$NVIDIA_DRIVER_VERSION-*"
 )
 if [ "$FABRIC_MANAGER" = true ]; then
-  packages+=("nvidia-fabricmanager-$driver_branch=$NVIDIA_DRIVER_VERSION-*")
+  # From branch 580 on the name with the branch is a virtual package, which has no version (NVIDIA/gpu-driver-container#451).
+  if [ "$driver_branch" -ge 580 ]; then
+    packages+=("nvidia-fabricmanager=$NVIDIA_DRIVER_VERSION-*")
+  else
+    packages+=("nvidia-fabricmanager-$driver_branch=$NVIDIA_DRIVER_VERSION-*")
+  fi
 fi
 if [ "$GPU_FAMILY" = p6-b200 ]; then
   # Switches of the fourth generation are managed through InfiniBand: Fabric Manager User Guide, "Systems Using Fourth
   # Generation NVSwitches".
-  packages+=(nvlsm libibumad3 infiniband-diags)
+  # ib_umad is in the modules that Ubuntu's kernel for AWS leaves out.
+  packages+=(nvlsm libibumad3 infiniband-diags "linux-modules-extra-$running_kernel")
   echo ib_umad >/etc/modules-load.d/ib_umad.conf
 fi
 apt_get update
@@ -95,7 +101,19 @@ if [[ "$built_modules" != *": installed"* ]]; then
   exit 1
 fi
 
-systemctl enable nvidia-persistenced.service
+# Ubuntu's unit leaves persistence mode off, ends when nothing needs it, and has no [Install] section. The drop-in is that of
+# NVIDIA/ansible-role-nvidia-driver (files/nvidia-persistenced-override.conf).
+install --directory /etc/systemd/system/nvidia-persistenced.service.d
+cat >/etc/systemd/system/nvidia-persistenced.service.d/50-persistence-mode.conf <<EOF
+[Unit]
+StopWhenUnneeded=no
+
+[Service]
+ExecStart=
+ExecStart=/usr/bin/nvidia-persistenced --user root --persistence-mode --verbose
+EOF
+systemctl daemon-reload
+systemctl add-wants multi-user.target nvidia-persistenced.service
 if [ "$FABRIC_MANAGER" = true ]; then
   systemctl enable nvidia-fabricmanager.service
 fi

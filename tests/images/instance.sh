@@ -9,13 +9,18 @@ simulated=$3
 
 # In memory, so that the free space is the same everywhere and nothing is left.
 mount -t tmpfs -o size=1g,mode=755 instance "$root"
+umask 022
 cp --archive "$userland/." "$root/"
 ln -sf bash "$root/bin/sh"
 ln -sf gawk "$root/usr/bin/awk"
 cp --archive "$simulated" "$root/simulated"
-for program in apt-get apt-mark chown curl dkms dnf dpkg dpkg-query journalctl modprobe nvidia-smi sudo systemctl uname useradd; do
+for program in apt-get apt-mark chown cloud-init containerd curl dkms dnf dpkg dpkg-query gpg journalctl modprobe nvidia-smi rpm sudo systemctl uname useradd usermod; do
   ln -s machine "$root/simulated/stand-ins/$program"
 done
+# Where there are users, files have owners.
+if [ -e "$simulated/users" ]; then
+  rm "$root/simulated/stand-ins/chown"
+fi
 # One family's package manager, as provisioners look which there is.
 if [ "$(cat "$simulated/os")" = amzn ]; then
   rm "$root"/simulated/stand-ins/{apt-get,apt-mark,dpkg,dpkg-query}
@@ -30,7 +35,11 @@ mount --rbind /dev "$root/dev"
 mount -t proc proc "$root/proc"
 cp "$simulated/os-release" "$root/etc/os-release"
 printf 'root:x:0:0:root:/root:/bin/bash\n' >"$root/etc/passwd"
-printf 'root:x:0:\n' >"$root/etc/group"
+printf '%s\n' root:x:0: adm:x:4: systemd-journal:x:101: docker:x:102: >"$root/etc/group"
+# What the image that a template starts from brings.
+if [ -d "$simulated/base" ]; then
+  cp --recursive "$simulated/base/." "$root/"
+fi
 
 kernel=$(cat "$simulated/kernel-release")
 mkdir -p "$root/lib/modules/$kernel"

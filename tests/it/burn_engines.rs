@@ -69,6 +69,7 @@ fn choices(changes: &[&str]) -> Vec<(String, String)> {
     command
         .args([
             "burn",
+            "--simulated-ok",
             "--memory",
             MEMORY,
             "--duration",

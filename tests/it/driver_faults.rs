@@ -182,6 +182,12 @@ fn functions_named_in(source: &str, prefix: &str) -> BTreeSet<String> {
         .join("../../validator/src")
         .join(source);
     let text = std::fs::read_to_string(&path).expect(source);
+    // A comment names placeholders, too.
+    let code: Vec<&str> = text
+        .lines()
+        .filter(|it| !it.trim_start().starts_with("//"))
+        .collect();
+    let text = code.join("\n");
     let words =
         text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
     let is_function = |word: &&str| {
@@ -240,7 +246,10 @@ fn whichever_nvml_function_crashes_nothing_fails_and_nothing_passes_unseen() {
 
 #[test]
 fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
-    let functions = functions_named_in("load/driver.rs", "cu");
+    let mut functions = functions_named_in("cuda/mod.rs", "cu");
+    // Of a function in two versions the newer one is called where the driver has it, as the simulated one does.
+    let all = functions.clone();
+    functions.retain(|it| !all.contains(&format!("{it}_v2")));
     assert!(functions.len() > 15, "{functions:?}");
     crash_each(&functions, "cuda", "standard");
 }

@@ -100,7 +100,7 @@ impl Machine {
             "cargo",
             format!(
                 "#!/bin/sh\n[ \"$1\" = xtask ] || exit 99\nshift\nexec '{}' \"$@\"\n",
-                xtask::executable().display()
+                xtask::program("xtask").display()
             ),
         );
         for folder in ["usr/local/bin", "var/lib", "checkout/target/dist"] {
@@ -114,8 +114,22 @@ impl Machine {
                 .status();
             assert!(copied.expect("cp runs").success());
         }
+        // The nodes are simulated, which only the command line can accept; and the hooks' settings are a file's.
+        let settings = format!(
+            "GPU_VALIDATOR_HOOK_BURN=0\nGPU_VALIDATOR_HOOK_STATE={}\n",
+            root.path("var/lib/gpu-validator").display()
+        );
+        let settings = root.write("hook.env", settings);
+        let script = format!(
+            "#!/bin/sh\ncase \"$1 ${{2-}}\" in\n'burn status' | 'burn stop' | 'hook release') ;;\n\
+             'hook '*) set -- \"$@\" --simulated-ok --settings {} --sysroot \"$SIMULATED_SYSROOT\" ;;\n\
+             'run '* | 'burn '* | 'judge '*) set -- \"$@\" --simulated-ok ;;\nesac\nexec {} \"$@\"\n",
+            settings.display(),
+            executable().display()
+        );
+        program("wrapper", script);
         let binary = root.path("checkout/target/dist/gpu-validator");
-        std::os::unix::fs::symlink(executable(), binary).expect("a link");
+        std::fs::copy(root.path("bin/wrapper"), binary).expect("a copy");
         Self { root }
     }
 
@@ -139,8 +153,7 @@ impl Machine {
             .env("PATH", format!("{root}/bin:{root}/usr/local/bin:{path}"))
             .env("GITHUB_ACTIONS", "true")
             .env("RUNNER_NAME", "gpu-17")
-            .env("GPU_VALIDATOR_HOOK_BURN", "0")
-            .env("GPU_VALIDATOR_HOOK_SYSROOT", node.sysroot())
+            .env("SIMULATED_SYSROOT", node.sysroot())
             .env(
                 "GPU_VALIDATOR_HOOK_STATE",
                 format!("{root}/var/lib/gpu-validator"),
@@ -153,10 +166,12 @@ impl Machine {
     }
 }
 
-/// Whether it is what a step of CI runs, from its first word on, or names steps of CI.
+/// Whether it is what a step of CI or of the nightly workflow runs, from its first word on, or names steps of CI.
 fn is_step_of_ci(line: &str) -> bool {
     let steps = read("xtask/src/ci.rs");
-    line.starts_with("cargo xtask ci ")
+    let nightly = read("workflows/nightly.yml");
+    nightly.contains(&format!("- run: {line}\n"))
+        || line.starts_with("cargo xtask ci ")
         || steps.contains(&format!("\"{line}\""))
         || steps.contains(&format!("\"{line} --"))
 }

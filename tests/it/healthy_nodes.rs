@@ -67,10 +67,11 @@ fn the_coverage_statement_counts_what_the_findings_are() {
 #[test]
 fn a_simulated_node_is_not_judged_where_simulation_is_forbidden() {
     let node = Node::healthy("h200x1");
+    // --forbid-simulated wins over --simulated-ok, which the helper gives.
     let ran = run_with_all_reports(&node, &["--level", "quick", "--forbid-simulated"]);
     assert_eq!(ran.code, 2);
     assert_eq!(ran.report.not_green(), set(&["run_complete: error"]));
-    let says = "simulated driver libraries answered, which --forbid-simulated refuses";
+    let says = "simulated driver libraries answered, which only --simulated-ok accepts";
     assert!(ran.stdout.contains(says), "{}", ran.stdout);
     assert!(node.out.read("report.xml").contains(says));
     let ran = node.finish(

@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 use crate::node::{Node, Ran, said, set, texts, validator};
 
 const TOKEN: &str = "the-tests-token";
-const NODE: &str = "gpu-node-1";
-const UNVALIDATED: &str = "gpu-bringup.dev/unvalidated";
+pub(crate) const NODE: &str = "gpu-node-1";
+pub(crate) const UNVALIDATED: &str = "gpu-bringup.dev/unvalidated";
 /// Burns have tests of their own.
 const NO_BURN: &str = "levels: {standard: {burn: {enabled: false}}}\n";
 
 /// A simulated node, its kubelet's list, and the API server that it belongs to.
-struct Cluster {
-    node: Node,
-    server: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) node: Node,
+    pub(crate) server: ApiServer,
     /// What containers may be given: GPUs, or the parts of GPUs in MIG mode.
     uuids: Vec<String>,
-    facts: Value,
+    pub(crate) facts: Value,
 }
 
 impl Cluster {
-    fn of(node: Node) -> Self {
+    pub(crate) fn of(node: Node) -> Self {
         let mut collect = node.validator();
         collect
             .args(["collect", "--level", "standard", "--no-burn", "--sysroot"])
@@ -47,18 +47,18 @@ impl Cluster {
         }
     }
 
-    fn healthy(name: &str) -> Self {
+    pub(crate) fn healthy(name: &str) -> Self {
         Self::of(Node::healthy(name))
     }
 
-    fn kubelet(&self, change: impl FnOnce(&mut KubeletScript)) -> Kubelet {
+    pub(crate) fn kubelet(&self, change: impl FnOnce(&mut KubeletScript)) -> Kubelet {
         let mut script = KubeletScript::healthy(&self.uuids);
         change(&mut script);
         Kubelet::start(&self.node.sysroot().join("var/lib/kubelet"), script)
     }
 
     /// A profile for this cluster; `more` are lines of its section `kubernetes`.
-    fn profile(&self, more: &str) -> String {
+    pub(crate) fn profile(&self, more: &str) -> String {
         let kubeconfig = self.node.out.path("kubeconfig");
         let profile = format!(
             "{NO_BURN}kubernetes:\n  required: true\n  node_name: {NODE}\n  \
@@ -75,7 +75,7 @@ impl Cluster {
             .run(&["--profile", &profile, "--deadline-scale", "0.4"])
     }
 
-    fn gate(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn gate(&self, arguments: &[&str]) -> Command {
         let mut gate = self.node.validator();
         gate.args(["kubernetes", "gate", "--sysroot"])
             .arg(self.node.sysroot())
@@ -91,14 +91,14 @@ impl Cluster {
         said(&mut self.gate(arguments))
     }
 
-    fn taints(&self) -> Vec<String> {
+    pub(crate) fn taints(&self) -> Vec<String> {
         let node = self.server.node(NODE);
         array(&node["spec"]["taints"])
             .map(|it| it["key"].as_str().expect("a key").to_owned())
             .collect()
     }
 
-    fn condition(&self) -> Value {
+    pub(crate) fn condition(&self) -> Value {
         let node = self.server.node(NODE);
         let found = array(&node["status"]["conditions"]).find(|it| it["type"] == "GpuValidated");
         found.cloned().unwrap_or_default()

@@ -1,12 +1,14 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
 mod api_server_tls;
+mod attack;
 mod burn;
 mod burn_detection;
 mod burn_engines;
 mod burns;
 mod device_plugin;
 mod driver_faults;
+mod environment;
 mod guides;
 mod healthy_nodes;
 mod kubernetes;
@@ -14,6 +16,7 @@ mod node;
 mod processes;
 mod recorded_facts;
 mod report_outputs;
+mod run_remote;
 mod runner_hooks;
 mod scarce_resources;
 mod ssh;
@@ -21,4 +24,5 @@ mod stopped_runs;
 mod terraform;
 mod validate_ami_aws;
 mod workflow_scripts;
+mod workloads;
 mod xtask;

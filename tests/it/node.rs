@@ -136,6 +136,14 @@ impl Node {
         &self.prepared.sysroot
     }
 
+    /// What a process needs in its environment to see the node.
+    pub(crate) fn environment(&self) -> Vec<(&str, &str)> {
+        let environment = self.prepared.environment.iter();
+        environment
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect()
+    }
+
     pub(crate) fn folder(&self) -> &Path {
         &self.prepared.folder
     }
@@ -177,7 +185,7 @@ impl Node {
     pub(crate) fn run_command(&self, arguments: &[&str]) -> Command {
         let mut command = self.validator();
         command
-            .args(["run", "--sysroot"])
+            .args(["run", "--simulated-ok", "--sysroot"])
             .arg(self.sysroot())
             .arg("--json")
             .arg(self.out.path("report.json"))
@@ -193,7 +201,7 @@ impl Node {
     pub(crate) fn burn_command(&self, arguments: &[&str]) -> Command {
         let mut command = self.validator();
         command
-            .args(["burn", "--sysroot"])
+            .args(["burn", "--simulated-ok", "--sysroot"])
             .arg(self.sysroot())
             .arg("--json")
             .arg(self.out.path("report.json"))

@@ -20,7 +20,10 @@ fn shipped_profile(name: &str) -> PathBuf {
 fn judge(folder: &Scratch, facts: &Path, name: &str, arguments: &[&str]) -> Ran {
     let report = format!("{name}.json");
     let mut command = validator();
-    command.arg("judge").arg(facts).args(arguments);
+    command
+        .args(["judge", "--simulated-ok"])
+        .arg(facts)
+        .args(arguments);
     command.arg("--json").arg(folder.path(&report));
     Ran::of(&mut command, || folder.read(&report))
 }
@@ -60,7 +63,7 @@ fn judging_what_a_run_saw_gives_the_same_bytes() {
             &["--color", "always", "--verbose"],
         ] {
             let mut run = node.validator();
-            run.args(["run", "--sysroot"])
+            run.args(["run", "--simulated-ok", "--sysroot"])
                 .arg(node.sysroot())
                 .args(arguments);
             run.arg("--profile").arg(&profile);
@@ -70,7 +73,7 @@ fn judging_what_a_run_saw_gives_the_same_bytes() {
             assert_eq!(run_code, code, "{name} {faults:?}: {run_stdout}");
             let mut judge = validator();
             judge
-                .arg("judge")
+                .args(["judge", "--simulated-ok"])
                 .arg(node.out.path("facts.json"))
                 .args(arguments);
             judge.arg("--profile").arg(&profile);
@@ -364,6 +367,8 @@ fn a_reading_that_is_taken_out_never_passes() {
     std::fs::create_dir(&fleet).expect("made");
     let mut paths = Vec::new();
     readings(&whole, "", &mut paths);
+    // The second reading repeats the first; that none of its values goes missing unseen is a property test of the judge.
+    paths.retain(|it| !it.starts_with("/after_load"));
     assert!(paths.len() > 60, "a node has more readings than {paths:?}");
     for path in &paths {
         let mut facts = whole.clone();
@@ -373,7 +378,9 @@ fn a_reading_that_is_taken_out_never_passes() {
         std::fs::write(fleet.join(format!("{name}.json")), facts.to_string()).expect("written");
     }
     let mut command = validator();
-    command.arg("judge").arg(&fleet).args(["--json", "-"]);
+    command
+        .args(["judge", "--simulated-ok", "--json", "-"])
+        .arg(&fleet);
     let (_, stdout, stderr) = said(&mut command);
     let report: Value = serde_json::from_str(&stdout).expect("JSON");
     let files = report["files"].as_array().expect("files");
@@ -399,7 +406,9 @@ fn of_any_gpu(name: &str) -> String {
 
 /// What may be missing without a profile that speaks of it. They are listed so that a check which stops to read a value, or
 /// passes without it, is seen.
-const READINGS_THAT_MAY_BE_MISSING: [&str; 19] = [
+const READINGS_THAT_MAY_BE_MISSING: [&str; 21] = [
+    // host.cuda_toolkits has it, too, and is judged.
+    "environment.toolkits.0.version",
     "gpus.0.board_part_number",
     "gpus.0.inforom_image_version",
     // The GPU is not in MIG mode.
@@ -421,6 +430,8 @@ const READINGS_THAT_MAY_BE_MISSING: [&str; 19] = [
     "host.kernel_modules.value.nvidia_version",
     "host.kernel_release",
     "host.operating_system",
+    // It is judged where it names a board whose parts are known, as a DGX.
+    "host.product_name",
     // It is needed on NVLink domains of several nodes only.
     "host.services.nvidia-imex",
     // The kernel log tells them as well.

@@ -33,7 +33,7 @@ impl Runner {
         }
     }
 
-    /// A line of the runner's file `.env`.
+    /// A line of the administrator's file, or of the runner's own environment.
     fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.settings.push((name, value.into()));
         self
@@ -65,20 +65,46 @@ impl Runner {
             ("RUNNER_NAME", "gpu-17"),
             ("RUNNER_OS", "Linux"),
             ("RUNNER_ARCH", "X64"),
-            // A simulated GPU multiplies on the CPU.
-            ("GPU_VALIDATOR_HOOK_BURN", "200ms"),
-            ("GPU_VALIDATOR_HOOK_BURN_MEMORY", "64MiB"),
         ] {
             command.env(name, value);
         }
         command
             .env("GITHUB_STEP_SUMMARY", self.out.path("summary.md"))
             .env("RUNNER_TEMP", self.out.path("temp"))
-            .env("GPU_VALIDATOR_BINARY", executable())
-            .env("GPU_VALIDATOR_HOOK_STATE", self.state())
-            .env("GPU_VALIDATOR_HOOK_SYSROOT", node.sysroot())
-            .envs(self.settings.iter().map(|(name, value)| (*name, value)));
+            .env("GPU_VALIDATOR_BINARY", self.binary(node))
+            .envs(
+                self.settings
+                    .iter()
+                    .filter(|it| !is_administrators(it.0))
+                    .map(|it| (it.0, &it.1)),
+            );
         command
+    }
+
+    /// The validator as an administrator installs it for simulated nodes: no variable accepts those, and the settings of the
+    /// hooks are a file's.
+    fn binary(&self, node: &Node) -> PathBuf {
+        let (state, sysroot) = (self.state(), node.sysroot());
+        let mut settings = format!(
+            // A simulated GPU multiplies on the CPU.
+            "GPU_VALIDATOR_HOOK_BURN=200ms\nGPU_VALIDATOR_HOOK_BURN_MEMORY=64MiB\n\
+             GPU_VALIDATOR_HOOK_STATE={}\nGPU_VALIDATOR_HOOK_SYSROOT={}\n",
+            state.display(),
+            sysroot.display()
+        );
+        for (name, value) in self.settings.iter().filter(|it| is_administrators(it.0)) {
+            settings.extend([*name, "=", value, "\n"]);
+        }
+        let settings = self.out.write("hook.env", settings);
+        let script = format!(
+            "#!/bin/sh\nexec {} \"$@\" --simulated-ok --settings {}\n",
+            executable().display(),
+            settings.display()
+        );
+        let path = self.out.write("gpu-validator", script);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("chmod");
+        path
     }
 
     fn pre_job(&self, node: &Node) -> Said {
@@ -107,6 +133,11 @@ impl Runner {
     fn summary(&self) -> String {
         self.out.read("summary.md")
     }
+}
+
+fn is_administrators(name: &str) -> bool {
+    name == "CUDA_VISIBLE_DEVICES"
+        || (name.starts_with("GPU_VALIDATOR_") && name != "GPU_VALIDATOR_BINARY")
 }
 
 /// Without the burn, where it is not what is tested.

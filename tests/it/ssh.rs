@@ -63,6 +63,11 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start() -> Server {
+        Self::start_with(&[])
+    }
+
+    /// With variables in the environment of every session.
+    pub(crate) fn start_with(environment: &[(&str, &str)]) -> Server {
         assert!(
             Path::new(SSHD).exists(),
             "this test needs {SSHD}; install it (Debian and Ubuntu: apt-get install openssh-server)"
@@ -87,6 +92,13 @@ impl Server {
             path("host-key"),
             path("user-key.pub"),
         );
+        let variables: Vec<String> = environment
+            .iter()
+            .map(|(name, value)| format!(" \"{name}={value}\""))
+            .collect();
+        let variables = variables.concat();
+        let set = if variables.is_empty() { "" } else { "SetEnv" };
+        let server_configuration = format!("{server_configuration}{set}{variables}\n");
         let server_configuration = folder.write("sshd_config", &server_configuration);
         let host_key =
             std::fs::read_to_string(folder.path("host-key.pub")).expect("the host's public key");

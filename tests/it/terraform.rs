@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 use crate::ssh::Folder;
-use crate::xtask::{executable, stderr};
+use crate::xtask::{program, stderr};
 
 /// A terraform of some version, whose plan changes something (2), nothing (0), or fails (1).
 struct Terraform {
@@ -30,7 +30,7 @@ impl Terraform {
 
     fn run(&self, arguments: &[&str]) -> Output {
         let path = std::env::var("PATH").expect("PATH");
-        Command::new(executable())
+        Command::new(program("terraform-tasks"))
             .arg("tf")
             .args(arguments)
             .env(
@@ -115,7 +115,10 @@ fn only_the_environments_name_confirms() {
         // script(1) gives it a terminal to ask on.
         let mut child = Command::new("script")
             .args(["--quiet", "--return", "--command"])
-            .arg(format!("{} tf apply staging", executable().display()))
+            .arg(format!(
+                "{} tf apply staging",
+                program("terraform-tasks").display()
+            ))
             .arg("/dev/null")
             .env(
                 "PATH",

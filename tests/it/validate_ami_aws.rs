@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::processes::{eventually, signal};
 use crate::ssh::{Server, UNTIL_TERMINATED, free_port};
-use crate::xtask::{executable, stand_in, stderr};
+use crate::xtask::{program, stand_in, stderr};
 
 const RUN_TAG: &str = "gpu-bringup.dev/validate-ami";
 
@@ -18,7 +18,7 @@ const RUN_TAG: &str = "gpu-bringup.dev/validate-ami";
 fn tools() -> &'static Path {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     TOOLS.get_or_init(|| {
-        let installed = Command::new(executable())
+        let installed = Command::new(program("xtask"))
             .args(["tools", "moto", "aws-cli"])
             .stdout(Stdio::null())
             .status();
@@ -154,7 +154,7 @@ impl Account {
             .folder
             .write_executable(&format!("{name}-bin/aws"), &script);
         let bin = bin.parent().expect("a folder").display().to_string();
-        let mut command = Command::new(executable());
+        let mut command = Command::new(program("packer-tasks"));
         command.args(arguments).env_remove("NO_COLOR");
         self.environment(&mut command);
         command.env(
@@ -658,7 +658,7 @@ fn terraform_knows_the_tags_of_the_command_line() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
     let terraform = read("terraform/modules/validation-instance/main.tf");
-    let command_line = read("xtask/src/validate_ami/aws/tags.rs");
+    let command_line = read("packer/tasks/src/validate_ami/aws/tags.rs");
     for tag in [RUN_TAG, "gpu-bringup.dev/terminate-after"] {
         let quoted = format!("\"{tag}\"");
         assert!(

@@ -154,6 +154,11 @@ fn wrong_inputs_of_the_action_are_errors() {
 
 /// Serves one file at one path until the test ends.
 fn serve(path: &'static str, content: Vec<u8>) -> String {
+    serve_all(vec![(path, content)])
+}
+
+/// Serves files, each at its path, until the test ends.
+fn serve_all(files: Vec<(&'static str, Vec<u8>)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     std::thread::spawn(move || {
@@ -163,11 +168,12 @@ fn serve(path: &'static str, content: Vec<u8>) -> String {
             while !head.ends_with("\r\n\r\n") && request.read_line(&mut head).is_ok_and(|it| it > 0)
             {
             }
-            let found = head.starts_with(&format!("GET {path} "));
-            let (status, body) = if found {
-                ("200 OK", &content[..])
-            } else {
-                ("404 Not Found", &b""[..])
+            let found = files
+                .iter()
+                .find(|(path, _)| head.starts_with(&format!("GET {path} ")));
+            let (status, body) = match found {
+                Some((_, content)) => ("200 OK", &content[..]),
+                None => ("404 Not Found", &b""[..]),
             };
             let _ = write!(
                 stream,
@@ -251,11 +257,23 @@ fn fleet_report(nodes: &[(&str, Option<&Node>)]) -> (Said, Scratch) {
         .arg(out.path("nodes"))
         .arg(out.path("fleet.json"))
         .env("FLEET", Value::from(names).to_string())
-        .env("GPU_VALIDATOR_BINARY", executable())
+        .env("GPU_VALIDATOR_BINARY", accepting_simulated(&out))
         .env("GITHUB_STEP_SUMMARY", out.path("summary.md"))
         .env("RUNNER_TEMP", out.path(""))
         .env_remove("GITHUB_ACTIONS");
     (said(&mut command), out)
+}
+
+/// The validator for facts of simulated nodes, which only its command line can accept.
+fn accepting_simulated(out: &Scratch) -> PathBuf {
+    let script = format!(
+        "#!/bin/sh\nexec {} \"$@\" --simulated-ok\n",
+        executable().display()
+    );
+    let path = out.write("accepting", script);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("chmod");
+    path
 }
 
 #[test]
@@ -282,4 +300,235 @@ fn a_fleet_is_as_well_as_its_worst_node_and_silence_is_no_pass() {
         stdout.contains("no node of the fleet was validated"),
         "{stdout}"
     );
+}
+
+/// What NVIDIA and GitHub answer; `driver` is the newest of branch 580, `digest` that of the runner's archive.
+fn releases(driver: &str, digest: &str) -> Vec<(&'static str, Vec<u8>)> {
+    let drivers = serde_json::json!({
+        "570": {"type": "production branch", "driver_info": [{"release_version": "570.999.01"}]},
+        "580": {"type": "lts branch", "driver_info": [
+            {"release_version": "580.65.06", "release_date": "2025-08-04"},
+            {"release_version": driver, "release_date": "2026-10-01"},
+            {"release_version": "580.95.05", "release_date": "2025-09-30"},
+        ]},
+        "590": {"type": "new feature branch", "driver_info": [{"release_version": "590.44.01"}]},
+    });
+    let runner = serde_json::json!({"tag_name": "v2.340.1", "assets": [
+        {"name": "actions-runner-linux-arm64-2.340.1.tar.gz", "digest": format!("sha256:{}", "1".repeat(64))},
+        {"name": "actions-runner-linux-x64-2.340.1.tar.gz", "digest": digest},
+    ]});
+    let toolkit = serde_json::json!({"tag_name": "v1.20.0"});
+    vec![
+        ("/releases.json", drivers.to_string().into_bytes()),
+        (
+            "/repos/NVIDIA/nvidia-container-toolkit/releases/latest",
+            toolkit.to_string().into_bytes(),
+        ),
+        (
+            "/repos/actions/runner/releases/latest",
+            runner.to_string().into_bytes(),
+        ),
+    ]
+}
+
+fn newest_versions(files: Vec<(&'static str, Vec<u8>)>) -> Said {
+    let url = serve_all(files);
+    let mut command = Command::new("bash");
+    command
+        .arg(script("newest-versions.sh"))
+        .arg(script("../packer/versions.auto.pkrvars.hcl"))
+        .env_remove("GITHUB_TOKEN")
+        .env("GITHUB_API_URL", &url)
+        .env("NVIDIA_RELEASES_URL", format!("{url}/releases.json"));
+    said(&mut command)
+}
+
+#[test]
+fn the_newest_versions_replace_those_that_are_pinned() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let (code, stdout, stderr) = newest_versions(releases("580.126.09", &digest));
+    assert_eq!(code, 0, "{stderr}");
+    let sha256 = "a".repeat(64);
+    for line in [
+        "nvidia_driver_version = \"580.126.09\"",
+        "nvidia_container_toolkit_version = \"1.20.0\"",
+        "actions_runner_version = \"2.340.1\"",
+        &format!("actions_runner_sha256  = \"{sha256}\""),
+    ] {
+        assert!(stdout.lines().any(|it| it == line), "{line}: {stdout}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_no_version_becomes_no_file() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let with = |path: &str, answer: &str| {
+        let mut files = releases("580.126.09", &digest);
+        for (name, content) in &mut files {
+            if *name == path {
+                *content = answer.as_bytes().to_vec();
+            }
+        }
+        files
+    };
+    let runner = "/repos/actions/runner/releases/latest";
+    for (files, says) in [
+        (
+            releases("580.126.09", ""),
+            "names no checksum of actions-runner-linux-x64",
+        ),
+        (with("/releases.json", "{}"), "branch 580 in"),
+        (
+            with(runner, "{}"),
+            "the newest release of actions/runner has no version",
+        ),
+        (
+            with(runner, "{\"tag_name\": \"v2.1.0\\\"; echo\"}"),
+            "the newest release of actions/runner has no version",
+        ),
+        (with(runner, "no JSON"), ""),
+        (Vec::new(), "could not be read"),
+    ] {
+        let (code, stdout, stderr) = newest_versions(files);
+        assert_ne!(code, 0, "{says}");
+        assert!(stdout.is_empty(), "{stdout}");
+        assert!(stderr.contains(says), "{says}: {stderr}");
+    }
+}
+
+/// What the build jobs of both architectures leave.
+fn built() -> Scratch {
+    let out = Scratch::new();
+    for architecture in ["x86_64", "aarch64"] {
+        let folder = out.path(&format!("built/dist-{architecture}"));
+        for name in ["dist/completions", "packages"] {
+            std::fs::create_dir_all(folder.join(name)).expect("a folder");
+        }
+        let files = [
+            "dist/gpu-validator",
+            "dist/gpu-validator.1",
+            "dist/completions/bash",
+            "dist/gpu-validator.cdx.json",
+            "packages/gpu-validator.deb",
+            "packages/gpu-validator.rpm",
+        ];
+        for name in files {
+            std::fs::write(folder.join(name), format!("{architecture} {name}")).expect("written");
+        }
+        let sums = said(
+            Command::new("sha256sum")
+                .current_dir(folder.join("dist"))
+                .args(["gpu-validator", "gpu-validator.1", "completions/bash"]),
+        );
+        std::fs::write(folder.join("dist/SHA256SUMS"), sums.1).expect("written");
+    }
+    out
+}
+
+fn release_files(out: &Scratch) -> Said {
+    said(
+        Command::new("bash")
+            .arg(script("release-files.sh"))
+            .arg(out.path("built"))
+            .arg(out.path("release")),
+    )
+}
+
+#[test]
+fn a_release_holds_both_architectures_under_one_list_of_checksums() {
+    let out = built();
+    let (code, _, stderr) = release_files(&out);
+    assert_eq!(code, 0, "{stderr}");
+    let sums = out.read("release/SHA256SUMS");
+    let names: Vec<&str> = sums.lines().map(|it| &it[66..]).collect();
+    assert_eq!(
+        names,
+        [
+            "gpu-validator",
+            "gpu-validator-aarch64",
+            "gpu-validator-aarch64.cdx.json",
+            "gpu-validator-aarch64.deb",
+            "gpu-validator-aarch64.rpm",
+            "gpu-validator-completions.tar.gz",
+            "gpu-validator-x86_64.deb",
+            "gpu-validator-x86_64.rpm",
+            "gpu-validator.1",
+            "gpu-validator.cdx.json",
+        ]
+    );
+    assert_eq!(
+        out.read("release/gpu-validator-aarch64"),
+        "aarch64 dist/gpu-validator"
+    );
+    let checked = said(
+        Command::new("sha256sum")
+            .current_dir(out.path("release"))
+            .args(["--check", "SHA256SUMS"]),
+    );
+    assert_eq!(checked.0, 0, "{}", checked.1);
+}
+
+#[test]
+fn a_file_that_changed_on_its_way_or_is_missing_is_not_released() {
+    let out = built();
+    out.write("built/dist-aarch64/dist/gpu-validator", "another");
+    let (code, _, stderr) = release_files(&out);
+    assert_ne!(code, 0, "{stderr}");
+    let out = built();
+    std::fs::remove_file(out.path("built/dist-x86_64/packages/gpu-validator.rpm")).expect("gone");
+    let (code, _, stderr) = release_files(&out);
+    assert_ne!(code, 0);
+    assert!(stderr.contains("gpu-validator.rpm"), "{stderr}");
+}
+
+#[test]
+fn the_released_action_names_its_version_and_checksums() {
+    let out = built();
+    assert_eq!(release_files(&out).0, 0);
+    let action = |version: &str, sums: &str| {
+        said(
+            Command::new("bash")
+                .arg(script("release-action.sh"))
+                .arg(version)
+                .arg(out.path(sums)),
+        )
+    };
+    let (code, stdout, stderr) = action("1.2.3", "release/SHA256SUMS");
+    assert_eq!(code, 0, "{stderr}");
+    let sums = out.read("release/SHA256SUMS");
+    let of = |name: &str| {
+        let line = sums.lines().find(|it| it.ends_with(&format!("  {name}")));
+        line.expect(name)[..64].to_owned()
+    };
+    for line in [
+        "    default: \"1.2.3\"".to_owned(),
+        format!("    default: \"{}\"", of("gpu-validator")),
+        format!("    default: \"{}\"", of("gpu-validator-aarch64")),
+    ] {
+        assert!(stdout.lines().any(|it| it == line), "{line}: {stdout}");
+    }
+    let before = std::fs::read_to_string(script("../action.yml")).expect("read");
+    let changed = before.lines().zip(stdout.lines()).filter(|(a, b)| a != b);
+    assert_eq!(changed.count(), 3);
+    let (code, stdout, stderr) = action("v1", "release/SHA256SUMS");
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains("'v1' is no version"), "{stderr}");
+    let empty = out.write("empty", "");
+    assert!(empty.exists());
+    let (code, _, stderr) = action("1.2.3", "empty");
+    assert_eq!(code, 1);
+    assert!(
+        stderr.contains("has no checksum of gpu-validator"),
+        "{stderr}"
+    );
+}
+
+/// `uses: OWNER/gpu-bringup@v1` is the same action as `uses: OWNER/gpu-bringup/workflows/validate-gpu@…`.
+#[test]
+fn the_action_of_the_root_is_that_of_the_workflows_folder() {
+    let read = |name: &str| std::fs::read_to_string(script(name)).expect("read");
+    let inputs = |text: &str| text[text.find("inputs:").expect("inputs")..].to_owned();
+    let expected = inputs(&read("validate-gpu/action.yml"))
+        .replace("ACTION_PATH/", "ACTION_PATH/workflows/validate-gpu/");
+    assert_eq!(inputs(&read("../action.yml")), expected);
 }

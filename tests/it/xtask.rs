@@ -6,27 +6,28 @@ use std::sync::OnceLock;
 
 use crate::ssh::Folder;
 
-/// The xtask executable, built once for all tests.
-pub(crate) fn executable() -> &'static Path {
-    static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
-    EXECUTABLE.get_or_init(|| {
+/// A program of the workspace's tasks, built once for all tests: `xtask`, or the one that it starts for a task.
+pub(crate) fn program(name: &str) -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| {
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "xtask"])
+            .args(["build", "--quiet", "--workspace", "--bin", "xtask"])
+            .args(["--bin", "packer-tasks", "--bin", "terraform-tasks"])
             .status();
         assert!(
             status.expect("cargo can be started").success(),
             "xtask does not build"
         );
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .parent()
-            .expect("the temporary folder is below target");
-        target.join("debug/xtask")
-    })
+    });
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("the temporary folder is below target");
+    target.join("debug").join(name)
 }
 
 /// `validate-ami` with a stand-in for the validator.
 pub(crate) fn validate_ami(stand_in: &Path, out: &Path) -> Command {
-    let mut command = Command::new(executable());
+    let mut command = Command::new(program("packer-tasks"));
     command
         .arg("validate-ami")
         .arg("--binary")
@@ -42,7 +43,7 @@ pub(crate) fn stderr(output: &Output) -> String {
 }
 
 fn xtask(arguments: &[&str]) -> Output {
-    Command::new(executable())
+    Command::new(program("xtask"))
         .args(arguments)
         .output()
         .expect("xtask runs")

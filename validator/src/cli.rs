@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands;
-use crate::findings::ExitStatus;
-use crate::worker::WorkerCommand;
+use crate::commands::worker::WorkerCommand;
+use validator_core::findings::ExitStatus;
 
 /// Says whether this GPU node may take work.
 ///
@@ -20,7 +20,7 @@ use crate::worker::WorkerCommand;
     version,
     long_version = env!("GPU_VALIDATOR_LONG_VERSION"),
     max_term_width = 100,
-    after_long_help = format!("{EXIT_CODES}\n\n{EXAMPLES}"),
+    after_long_help = format!("{}\n\n{EXAMPLES}", commands::EXIT_CODES),
     after_help = "Exit codes: 0 pass, 1 fail, 2 not judged, 3 bad input, 4 busy. More: gpu-validator --help",
     subcommand_required = true,
     arg_required_else_help = true
@@ -29,14 +29,6 @@ struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
-
-pub(crate) const EXIT_CODES: &str = "\
-Exit codes:
-  0  everything was judged and nothing failed; warnings are allowed
-  1  at least one check failed: this node must not take work
-  2  nothing failed, but something could not be judged (or the run was stopped): this is not a pass
-  3  bad input: the profile or the arguments are wrong; nothing was judged
-  4  nothing failed, and the only thing not judged is load on GPUs that others are using";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,6 +41,13 @@ Examples:
       gpu-validator judge facts.json --profile p5.48xlarge.yaml
   Judge a fleet, one line a node:
       gpu-validator judge facts/ --profile p5.48xlarge.yaml
+  Judge other machines over ssh, with one report on all of them:
+      gpu-validator run --targets hosts.txt --out reports/
+  Merge the reports of many nodes:
+      gpu-validator fleet report reports/ --html fleet.html
+  Which CUDA toolkits and Python environments start on this driver and these GPUs?
+      gpu-validator environment
+      gpu-validator environment --explain \"torch 2.11 cu126 on B200 driver 570\"
   Multiply at the power limit for a minute, every product verified:
       gpu-validator burn --duration 60s
   Why did a check fail, and what is to be done?
@@ -56,10 +55,14 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(commands::run::Arguments),
+    Run(Box<commands::run::Arguments>),
     Burn(commands::burn::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
+    /// Many nodes: their reports in one
+    #[command(subcommand)]
+    Fleet(commands::fleet::FleetCommand),
+    Environment(commands::environment::Arguments),
     /// What is checked, why, and what to do when it fails
     #[command(subcommand)]
     Checks(commands::checks::ChecksCommand),
@@ -76,6 +79,8 @@ enum Command {
     Generate(commands::generate::GenerateCommand),
     #[command(subcommand, hide = true)]
     Worker(WorkerCommand),
+    #[command(hide = true)]
+    PythonProof(crate::probe::environment::launch::Arguments),
 }
 
 /// The whole program: reads the arguments, does what they ask, returns the exit code.
@@ -84,17 +89,27 @@ pub fn main() -> ExitCode {
 }
 
 fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command_line = match CommandLine::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    // First of all: a signal that comes before the handlers ends a command without a report.
+    if commands::refused_arguments::stops_on_signals(&arguments) {
+        // Each command installs them again and reports the failure.
+        let _ = commands::run::stop_on_signals();
+    }
+    wait_for_children();
+    if let Err(error) = commands::hook::administrator::restart(&arguments) {
+        commands::hook::refuse(&error);
+        return refused(&arguments);
+    }
+    let command_line = match CommandLine::try_parse_from(&arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
             // Nothing is left to do when the terminal is gone.
             let _ = error.print();
-            // clap answers bad arguments with 2, which here means that something could not be judged.
-            return ExitCode::from(if error.use_stderr() {
-                ExitStatus::BadInput as u8
+            return if error.use_stderr() {
+                refused(&arguments)
             } else {
-                0
-            });
+                ExitCode::SUCCESS
+            };
         }
     };
     outlive_file_size_limits();
@@ -103,21 +118,42 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Burn(arguments) => commands::burn::burn(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
+        Command::Fleet(command) => commands::fleet::fleet(command),
+        Command::Environment(arguments) => commands::environment::environment(arguments),
         Command::Checks(command) => commands::checks::checks(command),
         Command::Profile(command) => commands::profile::profile(command),
         Command::Hook(command) => commands::hook::hook(command),
         Command::Kubernetes(command) => commands::kubernetes::kubernetes(command),
         Command::Schema(arguments) => Ok(commands::schema::schema(arguments)),
-        Command::Generate(command) => commands::generate::generate(command),
-        Command::Worker(command) => return crate::worker::run(command),
+        Command::Generate(command) => commands::generate::generate(command, CommandLine::command()),
+        Command::Worker(command) => return commands::worker::run(command),
+        Command::PythonProof(arguments) => {
+            return crate::probe::environment::launch::launch(arguments);
+        }
     };
     match answer {
         Ok(status) => ExitCode::from(status as u8),
         Err(error) => {
-            commands::terminal::to_stderr(&format!("error: {error:#}\n"));
-            ExitCode::from(ExitStatus::BadInput as u8)
+            let text = validator_core::report::printable(&format!("{error:#}"));
+            commands::terminal::to_stderr(&format!("error: {text}\n"));
+            let is_busy = error.is::<commands::running_burns::AlreadyBurned>();
+            let status = if is_busy {
+                ExitStatus::Busy
+            } else {
+                ExitStatus::BadInput
+            };
+            ExitCode::from(status as u8)
         }
     }
+}
+
+/// The end of a command whose arguments are refused. clap answers them with 2, which here means that something could not be
+/// judged.
+fn refused(arguments: &[OsString]) -> ExitCode {
+    if let Err(error) = commands::refused_arguments::discard_outputs(arguments) {
+        commands::terminal::to_stderr(&format!("error: {error:#}\n"));
+    }
+    ExitCode::from(ExitStatus::BadInput as u8)
 }
 
 /// A file that may not grow (`ulimit -f`) is then one that cannot be written, as on a full disk, and not the end of this process.
@@ -127,15 +163,19 @@ fn outlive_file_size_limits() {
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
 }
 
-/// The command line as clap knows it, for the man page and the completions.
-pub(crate) fn command() -> clap::Command {
-    CommandLine::command()
+/// A parent that ignores SIGCHLD leaves that to this process, whose children would then end without a status and read as stuck.
+fn wait_for_children() {
+    use signal_hook::consts::SIGCHLD;
+    if commands::run::is_ignored(SIGCHLD) {
+        // With any handler the kernel keeps the status of an ended child.
+        let _ = signal_hook::flag::register(SIGCHLD, Arc::default());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_command_line_is_consistent() {
-        super::command().debug_assert();
+        <super::CommandLine as clap::CommandFactory>::command().debug_assert();
     }
 }

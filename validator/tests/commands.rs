@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use validator::facts::{FACTS_FORMAT, Facts, GpuFacts, NvmlFacts, Reading};
-use validator::level::Level;
+use validator_core::facts::{FACTS_FORMAT, Facts, GpuFacts, NvmlFacts, Reading};
+use validator_core::level::Level;
 
 fn validator() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-validator"));
@@ -215,7 +215,7 @@ fn exit_codes_of_judged_facts() {
 }
 
 #[test]
-fn simulated_facts_do_not_pass_where_they_are_forbidden() {
+fn simulated_facts_do_not_pass_unless_they_are_accepted() {
     let folder = tempfile::tempdir().expect("a folder");
     let profile = narrow_profile(folder.path());
     let mut simulated = facts(true);
@@ -231,13 +231,18 @@ fn simulated_facts_do_not_pass_where_they_are_forbidden() {
             .args(arguments);
         output(&mut command)
     };
-    let (code, stdout, _) = judge(&[]);
+    let (code, stdout, _) = judge(&["--simulated-ok"]);
     assert_eq!(code, 0);
     assert!(stdout.starts_with("SIMULATED: "), "{stdout}");
     assert!(stdout.contains("SIMULATED PASS: "), "{stdout}");
-    let (code, stdout, _) = judge(&["--forbid-simulated"]);
-    assert_eq!(code, 2);
-    assert!(stdout.contains("--forbid-simulated refuses"), "{stdout}");
+    for refusing in [&[][..], &["--forbid-simulated", "--simulated-ok"]] {
+        let (code, stdout, _) = judge(refusing);
+        assert_eq!(code, 2);
+        assert!(
+            stdout.contains("which only --simulated-ok accepts"),
+            "{stdout}"
+        );
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use validator::facts::{Facts, Reading};
-use validator::findings::{ExitStatus, Finding, Run, Subject, Verdict};
-use validator::level::Level;
-use validator::profile::Profile;
+use validator_core::facts::{Facts, Reading};
+use validator_core::findings::{ExitStatus, Finding, Run, Subject, Verdict};
+use validator_core::level::Level;
+use validator_core::profile::Profile;
 
 /// `tests/facts/<machine>.verdicts.yaml`: every check that does not pass. Written by hand.
 #[derive(Debug, Deserialize)]

@@ -32,21 +32,25 @@ version_of() {
 
 # The checksum comes from the workflow, not from where the binary comes from: whoever can change a release cannot change it.
 download() {
-  local folder path
+  local folder path file sum
   [[ "$INPUT_VERSION" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || stop "sha256 needs version, such as 0.1.0; it is '$INPUT_VERSION'"
-  [[ "$INPUT_SHA256" =~ ^[0-9a-f]{64}$ ]] || stop "sha256 is '$INPUT_SHA256'; a checksum has 64 digits of 0-9 and a-f"
-  [ "$(uname -m)" = x86_64 ] || stop "the released binary is for x86_64, this machine is $(uname -m); give the input 'binary'"
+  case "$(uname -m)" in
+    x86_64) file=gpu-validator sum=$INPUT_SHA256 ;;
+    aarch64) file=gpu-validator-aarch64 sum=${INPUT_SHA256_AARCH64:-} ;;
+    *) stop "there are released binaries for x86_64 and aarch64, this machine is $(uname -m); give the input 'binary'" ;;
+  esac
+  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || stop "the checksum of $file is '$sum'; a checksum has 64 digits of 0-9 and a-f"
   folder=$(mktemp -d "$RUNNER_TEMP/gpu-validator.XXXXXX")
   path="$folder/gpu-validator"
   curl --silent --show-error --fail --location --retry 3 --max-time 120 --output "$path" \
-    "$INPUT_RELEASES_URL/v$INPUT_VERSION/gpu-validator" || stop "gpu-validator $INPUT_VERSION could not be downloaded from $INPUT_RELEASES_URL"
-  echo "$INPUT_SHA256  $path" | sha256sum --check --status || stop "the gpu-validator that was downloaded has another checksum than sha256 says; it was not run"
+    "$INPUT_RELEASES_URL/v$INPUT_VERSION/$file" || stop "gpu-validator $INPUT_VERSION could not be downloaded from $INPUT_RELEASES_URL"
+  echo "$sum  $path" | sha256sum --check --status || stop "the gpu-validator that was downloaded has another checksum than sha256 says; it was not run"
   chmod +x "$path"
   binary=$path
 }
 
 binary=$(command -v -- "$INPUT_BINARY") || binary=
-if [ -n "$INPUT_SHA256" ] && { [ -z "$binary" ] || [ "$(version_of "$binary")" != "$INPUT_VERSION" ]; }; then
+if [ -n "$INPUT_SHA256${INPUT_SHA256_AARCH64:-}" ] && { [ -z "$binary" ] || [ "$(version_of "$binary")" != "$INPUT_VERSION" ]; }; then
   download
 fi
 [ -n "$binary" ] || stop "no program '$INPUT_BINARY' on this runner; bake gpu-validator into its image, give the input 'binary', or 'version' and 'sha256'"
@@ -75,7 +79,9 @@ arguments=(
 if [ -n "$INPUT_PROFILE" ]; then
   arguments+=(--profile "$INPUT_PROFILE")
 fi
-if [ "$INPUT_ALLOW_SIMULATED" = false ]; then
+if [ "$INPUT_ALLOW_SIMULATED" = true ]; then
+  arguments+=(--simulated-ok)
+else
   arguments+=(--forbid-simulated)
 fi
 

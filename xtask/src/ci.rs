@@ -1,4 +1,9 @@
 //! `cargo xtask ci`: everything that CI checks, in order, stopping at the first failure.
+//!
+//! A step that names its inputs is skipped where none of them changed since it passed in this build
+//! folder: a fresh clone runs all steps, and so does `--all`.
+
+mod inputs;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
@@ -7,15 +12,20 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use inputs::{Change, Inputs, Record};
 
+use crate::test_groups::Counts;
 use crate::workspace;
 
 /// Run everything that CI checks; needs no GPU
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these steps [default: all]
+    /// Only these steps, whether or not their inputs changed [default: all]
     #[arg(value_name = "STEP", value_parser = step_names())]
     steps: Vec<String>,
+    /// Run steps, too, of which no input changed since they passed in this build folder
+    #[arg(long)]
+    all: bool,
     /// How many inputs each fuzz target tries
     #[arg(long, default_value_t = 50_000)]
     fuzz_inputs: u32,
@@ -28,26 +38,45 @@ struct Step {
     command: String,
     /// The step before it, if both run at the same time.
     beside: Option<&'static str>,
+    /// Of a step that is skipped while they do not change.
+    inputs: Option<Inputs>,
 }
+
+impl Step {
+    fn with_inputs(self, inputs: Inputs) -> Self {
+        Self {
+            inputs: Some(inputs),
+            ..self
+        }
+    }
+}
+
+const VALIDATOR: &str = "validator/Cargo.toml";
+const SIMULATOR: &str = "tests/simulator/Cargo.toml";
 
 /// The order is that of cost: what takes seconds comes first.
 ///
-/// The advisories of cargo-deny are left out: they come from a database on GitHub that changes under a commit, so they
-/// belong to a scheduled job and not to the question whether this commit is right.
+/// The advisories of cargo-deny are left out: they come from a database on GitHub that changes
+/// under a commit, so they belong to a scheduled job and not to the question whether this commit is
+/// right.
 fn steps(fuzz_inputs: u32) -> Vec<Step> {
     let tools = workspace::tools();
     let (deny, linters) = (
         tools.join("cargo-deny/bin/cargo-deny"),
         tools.join("linters/bin"),
     );
+    let dist = workspace::target().join("dist-thin");
+    let dist = dist.display();
     let step = |name, command: &str| Step {
         name,
         command: command.to_owned(),
         beside: None,
+        inputs: None,
     };
     vec![
         step("fmt", "cargo fmt --all --check"),
         step("codegen", "cargo xtask codegen --check"),
+        step("import-circles", "cargo xtask import-circles"),
         step(
             "shell",
             &format!(
@@ -62,9 +91,9 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 "cargo xtask tools linters actionlint \
                  && {actionlint} -shellcheck {linters}/shellcheck -pyflakes= \
                  && {linters}/shellcheck --version >/dev/null \
-                 && {linters}/zizmor --offline --strict-collection --persona auditor --quiet .github workflows \
+                 && {linters}/zizmor --offline --strict-collection --persona auditor --quiet .github workflows action.yml \
                  && {linters}/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
-                 && {linters}/check-jsonschema --builtin-schema vendor.github-actions workflows/*/action.yml",
+                 && {linters}/check-jsonschema --builtin-schema vendor.github-actions action.yml workflows/*/action.yml",
                 actionlint = tools.join("actionlint/actionlint").display(),
                 linters = linters.display(),
             ),
@@ -84,26 +113,98 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 deny.display()
             ),
         ),
-        step("terraform", "cargo xtask tf check"),
+        step("terraform", "cargo xtask tf check").with_inputs(Inputs {
+            paths: &["terraform"],
+            packages: &["terraform/tasks/Cargo.toml"],
+            outputs: &[],
+        }),
         step(
             "manifests",
             &format!(
                 "cargo xtask k8s check && cargo xtask tools linters && {}/hadolint manifests/kubernetes/Dockerfile",
                 linters.display()
             ),
-        ),
-        step("test", "cargo test --workspace --locked --no-fail-fast"),
-        step("dist", "cargo xtask dist --verify --sbom"),
-        // The portable binary's linker is one thread for minutes, and so is the compiler of what is fuzzed.
+        )
+        .with_inputs(Inputs {
+            paths: &["manifests"],
+            // The validator lists the rights that it needs.
+            packages: &["manifests/tasks/Cargo.toml", VALIDATOR],
+            outputs: &[],
+        }),
+        step("monitoring", "cargo xtask monitoring").with_inputs(Inputs {
+            paths: &["manifests/monitoring"],
+            packages: &["xtask/Cargo.toml", VALIDATOR],
+            outputs: &[],
+        }),
+        step("test", "cargo xtask test product timing"),
+        step("infrastructure-tests", "cargo xtask test infrastructure").with_inputs(Inputs {
+            paths: &["terraform", "packer", "manifests/profiles", "tests/golden"],
+            packages: &[
+                "tests/it/Cargo.toml",
+                "packer/tasks/Cargo.toml",
+                "terraform/tasks/Cargo.toml",
+            ],
+            outputs: &[],
+        }),
+        // With thin LTO: the binary that ships is built, and its size checked, at a release and
+        // every night.
+        step("dist", "cargo xtask dist --thin-lto --verify --sbom").with_inputs(Inputs {
+            paths: &["manifests/profiles"],
+            packages: &[VALIDATOR, "xtask/Cargo.toml"],
+            outputs: &["dist-thin/gpu-validator", "dist-thin/gpu-validator.cdx.json"],
+        }),
+        // The portable binary's linker is one thread for minutes, and so is the compiler of what is
+        // fuzzed.
         Step {
             beside: Some("dist"),
-            ..step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}"))
+            ..step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}")).with_inputs(Inputs {
+                paths: &["fuzz", "manifests/profiles"],
+                packages: &["fuzz/Cargo.toml", "xtask/Cargo.toml"],
+                outputs: &[],
+            })
         },
-        step("validator-image", "cargo xtask validator-image check"),
-        step("images", "cargo xtask images"),
-        step("fault-matrix", "cargo xtask fault-matrix"),
-        step("junit-readers", "cargo xtask junit-readers"),
-        step("nvml-clients", "cargo xtask nvml-clients"),
+        step("packages", "cargo xtask packages --check").with_inputs(Inputs {
+            paths: &["packaging", "manifests/profiles"],
+            packages: &[VALIDATOR, "xtask/Cargo.toml"],
+            outputs: &[],
+        }),
+        step(
+            "validator-image",
+            &format!("cargo xtask validator-image check --validator-folder {dist}"),
+        )
+        .with_inputs(Inputs {
+            paths: &["manifests"],
+            packages: &["manifests/tasks/Cargo.toml", VALIDATOR, SIMULATOR],
+            outputs: &[],
+        }),
+        step(
+            "images",
+            &format!("cargo xtask images --validator-folder {dist}"),
+        )
+        .with_inputs(Inputs {
+            paths: &["packer", "workflows", "tests/images", "manifests/profiles"],
+            packages: &["tests/images/Cargo.toml", VALIDATOR, SIMULATOR],
+            outputs: &[],
+        }),
+        step(
+            "fault-matrix",
+            &format!("cargo xtask fault-matrix --validator-folder {dist}"),
+        )
+        .with_inputs(Inputs {
+            paths: &["manifests/profiles"],
+            packages: &["tests/harness/Cargo.toml", VALIDATOR, SIMULATOR],
+            outputs: &[],
+        }),
+        step("junit-readers", "cargo xtask junit-readers").with_inputs(Inputs {
+            paths: &["tests/golden"],
+            packages: &["tests/harness/Cargo.toml"],
+            outputs: &[],
+        }),
+        step("nvml-clients", "cargo xtask nvml-clients").with_inputs(Inputs {
+            paths: &[],
+            packages: &["tests/harness/Cargo.toml", SIMULATOR],
+            outputs: &[],
+        }),
     ]
 }
 
@@ -121,14 +222,21 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         steps.retain(|step| arguments.steps.iter().any(|wanted| wanted == step.name));
     }
     let started = Instant::now();
-    let mut tests = Tests::default();
-    let outcome = run_steps(&steps, &mut tests);
+    let mut tests = Counts::default();
+    let all = arguments.all || !arguments.steps.is_empty();
+    let outcome = run_steps(&steps, all, &mut tests);
     let code = match outcome {
-        Ok(()) => {
+        Ok(skipped) => {
             println!(
-                "\nall {} steps passed in {:.0} s",
+                "\nall {} steps passed in {:.0} s{}",
                 steps.len(),
-                started.elapsed().as_secs_f64()
+                started.elapsed().as_secs_f64(),
+                match skipped {
+                    0 => String::new(),
+                    _ => format!(
+                        ", {skipped} of them earlier, on the same inputs (--all runs them again)"
+                    ),
+                }
             );
             ExitCode::SUCCESS
         }
@@ -138,42 +246,116 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         }
     };
     // The very last line, alone: readers of the log look for it there.
-    if tests != Tests::default() {
+    if tests != Counts::default() {
         println!("{tests}");
     }
     code
 }
 
-fn run_steps(steps: &[Step], tests: &mut Tests) -> anyhow::Result<()> {
+/// Returns how many steps were skipped.
+fn run_steps(steps: &[Step], all: bool, tests: &mut Counts) -> anyhow::Result<usize> {
     let mut left = steps.iter().zip(1..).peekable();
+    let mut skipped = 0;
     while let Some((step, number)) = left.next() {
         let announce = |number: usize, Step { name, command, .. }: &Step| {
             println!("\n== {number}/{} {name}: {command}", steps.len());
         };
-        let beside = match left.next_if(|(it, _)| it.beside == Some(step.name)) {
-            Some((step, number)) => Some((Beside::start(step)?, number)),
-            None => None,
-        };
+        let mut beside = None;
+        if let Some((step, number)) = left.next_if(|(it, _)| it.beside == Some(step.name)) {
+            match Planned::of(step, all)? {
+                Plan::Skip(passed) => {
+                    announce(number, step);
+                    skipped += 1;
+                    passed.tell(tests);
+                }
+                Plan::Run(planned) => beside = Some((Beside::start(step)?, number, planned)),
+            }
+        }
         announce(number, step);
-        let outcome = run_step(step, tests);
+        let outcome = match Planned::of(step, all)? {
+            Plan::Skip(passed) => {
+                skipped += 1;
+                passed.tell(tests);
+                Ok(())
+            }
+            Plan::Run(planned) => run_step(step, tests).and_then(|passed| planned.passed(passed)),
+        };
         // Waited for in any case: nothing is left running behind a failure.
-        let beside = beside.map_or(Ok(()), |(it, number)| {
+        let beside = beside.map_or(Ok(()), |(it, number, planned)| {
             announce(number, it.step);
-            it.finish()
+            it.finish().and_then(|()| planned.passed(0))
         });
         outcome.and(beside)?;
     }
-    Ok(())
+    Ok(skipped)
 }
 
-fn run_step(step: &Step, tests: &mut Tests) -> anyhow::Result<()> {
+/// What becomes of a step.
+enum Plan {
+    Skip(Record),
+    Run(Planned),
+}
+
+/// A step that is about to run, on inputs that are recorded when it passes.
+struct Planned {
+    step: &'static str,
+    record: Option<Record>,
+}
+
+impl Planned {
+    fn of(step: &Step, all: bool) -> anyhow::Result<Plan> {
+        let Some(inputs) = &step.inputs else {
+            return Ok(Plan::Run(Self {
+                step: step.name,
+                record: None,
+            }));
+        };
+        let record = inputs.record(&workspace::shell()?, &step.command)?;
+        let passed = Record::read(step.name);
+        let change = record.since(passed.as_ref());
+        match (change, passed) {
+            (Change::Unchanged, Some(passed)) if !all && inputs.outputs_exist() => {
+                return Ok(Plan::Skip(passed));
+            }
+            (Change::Changed(what), _) => println!("\n{} runs again: {what}", step.name),
+            _ => {}
+        }
+        Record::remove(step.name)?;
+        Ok(Plan::Run(Self {
+            step: step.name,
+            record: Some(record),
+        }))
+    }
+
+    /// Records that the step passed so many tests.
+    fn passed(self, tests: u64) -> anyhow::Result<()> {
+        let Some(mut record) = self.record else {
+            return Ok(());
+        };
+        record.tests = tests;
+        record.write(self.step)
+    }
+}
+
+/// Returns how many tests the step passed.
+fn run_step(step: &Step, tests: &mut Counts) -> anyhow::Result<u64> {
     let started = Instant::now();
-    let passed = if step.name == "test" {
+    let before = tests.passed;
+    let passed = if step.command.starts_with("cargo xtask test ") {
         run_tests(&step.command, tests)?
     } else {
         shell(&step.command).status()?.success()
     };
-    step.tell(passed, started.elapsed())
+    step.tell(passed, started.elapsed())?;
+    Ok(tests.passed - before)
+}
+
+impl Record {
+    /// Reports a step that is skipped; its tests were not run now, and are counted so.
+    fn tell(&self, tests: &mut Counts) {
+        tests.skipped += self.tests;
+        println!("== skipped: passed before, and no input changed since");
+    }
 }
 
 impl Step {
@@ -227,7 +409,7 @@ fn shell(command: &str) -> Command {
 }
 
 /// Runs the tests, passing their output on, and adds up what each test binary says at its end.
-fn run_tests(command: &str, tests: &mut Tests) -> anyhow::Result<bool> {
+fn run_tests(command: &str, tests: &mut Counts) -> anyhow::Result<bool> {
     let mut child = shell(command).stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("stdout is not a pipe")?;
     for line in BufReader::new(stdout).split(b'\n') {
@@ -240,66 +422,9 @@ fn run_tests(command: &str, tests: &mut Tests) -> anyhow::Result<bool> {
     Ok(status.success() && tests.failed == 0 && tests.passed > 0)
 }
 
-/// The sum over all test binaries.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Tests {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-}
-
-impl Tests {
-    /// Reads `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; …`.
-    fn add(&mut self, line: &str) {
-        let Some((_, counts)) = line
-            .strip_prefix("test result: ")
-            .and_then(|rest| rest.split_once(". "))
-        else {
-            return;
-        };
-        for count in counts.split("; ") {
-            let Some((number, what)) = count.split_once(' ') else {
-                continue;
-            };
-            let Ok(number) = number.parse::<u64>() else {
-                continue;
-            };
-            match what {
-                "passed" => self.passed += number,
-                "failed" => self.failed += number,
-                "ignored" => self.skipped += number,
-                _ => {}
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Tests {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "{} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.skipped
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Step, Tests, run_steps, steps};
-
-    #[test]
-    fn the_closing_lines_of_all_test_binaries_are_added_up() {
-        let mut tests = Tests::default();
-        for line in [
-            "running 3 tests",
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",
-            "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
-        ] {
-            tests.add(line);
-        }
-        assert_eq!(tests.to_string(), "14 passed, 3 failed, 1 skipped");
-    }
+    use super::{Counts, Inputs, Step, run_steps, steps};
 
     #[test]
     fn what_runs_beside_a_step_comes_right_behind_it() {
@@ -319,13 +444,15 @@ mod tests {
                 name,
                 command: command.to_owned(),
                 beside,
+                inputs: None,
             };
             let steps = [
                 step("first-of-two", first, None),
                 step("second-of-two", second, Some("first-of-two")),
                 step("behind", "exit 7", None),
             ];
-            let error = run_steps(&steps, &mut Tests::default()).expect_err("the last fails");
+            let error =
+                run_steps(&steps, true, &mut Counts::default()).expect_err("the last fails");
             let text = error.to_string();
             text.split(',').next().unwrap_or_default().to_owned()
         };
@@ -347,5 +474,49 @@ mod tests {
             outcome(&meet(&one, &other), &meet(&other, &one)),
             "FAILED: behind"
         );
+    }
+
+    #[test]
+    fn a_step_is_skipped_while_its_inputs_are_those_that_it_passed_on() {
+        let name = "of-a-unit-test";
+        let step = |command: &str| Step {
+            name,
+            command: command.to_owned(),
+            beside: None,
+            inputs: Some(Inputs {
+                paths: &["fuzz/corpus"],
+                ..Inputs::default()
+            }),
+        };
+        let run = |command: &str, all| {
+            let mut counts = Counts::default();
+            let skipped = run_steps(&[step(command)], all, &mut counts).ok();
+            (skipped, counts.passed, counts.skipped)
+        };
+        super::Record::remove(name).expect("no record");
+        assert_eq!(run("exit 1", false), (None, 0, 0));
+        assert_eq!(run("exit 1", false), (None, 0, 0));
+        assert_eq!(run("true", false), (Some(0), 0, 0));
+        assert_eq!(run("true", false), (Some(1), 0, 0));
+        assert_eq!(run("true", true), (Some(0), 0, 0));
+        assert_eq!(run("true # changed", false), (Some(0), 0, 0));
+        assert_eq!(run("exit 1", false), (None, 0, 0));
+        // What failed last has not passed, whatever passed before.
+        assert_eq!(run("true # changed", false), (Some(0), 0, 0));
+        super::Record::remove(name).expect("the record goes");
+    }
+
+    #[test]
+    fn inputs_of_all_steps_exist_and_their_names_are_distinct() {
+        let shell = crate::workspace::shell().expect("a shell");
+        let steps = steps(1);
+        for step in &steps {
+            if let Some(inputs) = &step.inputs {
+                let record = inputs.record(&shell, &step.command);
+                assert!(record.is_ok(), "{}: {record:?}", step.name);
+            }
+            let same = steps.iter().filter(|it| it.name == step.name);
+            assert_eq!(same.count(), 1, "{}", step.name);
+        }
     }
 }

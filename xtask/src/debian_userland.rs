@@ -13,7 +13,7 @@ const SUITE: &str = "bullseye";
 const EXIT_CODE_NOT_JUDGED: i32 = 2;
 
 /// Fails unless `binary` runs there to its end and writes a report.
-pub(crate) fn verify(binary: &Path) -> anyhow::Result<()> {
+pub fn verify(binary: &Path) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     let root = bootstrap(&shell, "debian-11", SUITE, "libc6,libgcc-s1")?;
     shell.copy_file(binary, root.join("gpu-validator"))?;
@@ -72,7 +72,7 @@ pub(crate) fn verify(binary: &Path) -> anyhow::Result<()> {
 }
 
 /// The folder of a userland with these packages and what they need, unpacked and not configured; made once.
-pub(crate) fn bootstrap(
+pub fn bootstrap(
     shell: &Shell,
     name: &str,
     suite: &str,

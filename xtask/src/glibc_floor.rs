@@ -22,7 +22,7 @@ impl std::fmt::Display for Version {
 }
 
 /// The libraries that every glibc machine has. The driver's are opened at run time and must not be listed.
-const ALLOWED_LIBRARIES: [&str; 7] = [
+const ALLOWED_LIBRARIES: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",
     "libpthread.so.0",
@@ -30,6 +30,7 @@ const ALLOWED_LIBRARIES: [&str; 7] = [
     "librt.so.1",
     "libgcc_s.so.1",
     "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
 ];
 
 /// Fails when `binary` needs a library of its own or a glibc symbol newer than `oldest`.

@@ -1,4 +1,4 @@
-//! `cargo xtask kernels`: builds the GPU kernels of `validator/src/load/gemm/cuda` to PTX and cubins, which are committed.
+//! `cargo xtask kernels`: builds the GPU kernels of `validator/src/workload/gemm/cuda` to PTX and cubins, which are committed.
 //!
 //! Nobody who builds the validator needs a CUDA toolkit: NVIDIA's compiler comes from `PyPI`, pinned, and only this task
 //! uses it. The manifest beside the results holds what they were made from, so that a stale file is found without it.
@@ -13,9 +13,9 @@ use crate::tools::PythonTools;
 use crate::workspace;
 
 /// Sources, every `.cu` and `.cuh` of which counts.
-const SOURCES: &str = "validator/src/load/gemm/cuda";
+const SOURCES: &str = "validator/src/workload/gemm/cuda";
 /// Results, which hold nothing else.
-const BUILT: &str = "validator/src/load/kernels/built";
+const BUILT: &str = "validator/src/workload/gemm/built";
 const MANIFEST: &str = "MANIFEST";
 const NVRTC_SCRIPT: &str = "xtask/src/kernels_nvrtc.py";
 

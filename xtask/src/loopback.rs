@@ -3,6 +3,6 @@
 use std::net::TcpListener;
 
 /// A port of 127.0.0.1 that nothing listens on now.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
+pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use xshell::cmd;
 
-use crate::{tools, workspace};
+use crate::{packages, tools, workspace};
 
 /// The file's name in the folder that ships.
 pub(crate) const NAME: &str = "gpu-validator.cdx.json";
@@ -54,8 +54,9 @@ pub(crate) fn write(folder: &Path, triple: &str) -> anyhow::Result<()> {
 /// Lists that lie beside the sources.
 fn lists() -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for member in ["validator", "xtask", "tests/it", "tests/simulator"] {
-        for entry in workspace::root().join(member).read_dir()?.flatten() {
+    for package in packages::of_workspace(&workspace::shell()?)? {
+        let folder = workspace::root().join(package.folder);
+        for entry in folder.read_dir()?.flatten() {
             if entry.file_name().to_string_lossy().ends_with(".cdx.json") {
                 found.push(entry.path());
             }

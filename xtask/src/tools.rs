@@ -1,7 +1,7 @@
 //! Pinned tools from `PyPI`, crates.io and the Go module proxy, installed below `target/tools`. A task installs what it needs and nothing
 //! else; a tool that cannot be had is an error, never a step left out.
 
-pub(crate) mod go;
+pub mod go;
 
 use std::path::{Path, PathBuf};
 
@@ -13,19 +13,19 @@ use crate::workspace;
 
 /// Python packages that live together in one virtual environment.
 #[derive(Debug)]
-pub(crate) struct PythonTools {
+pub struct PythonTools {
     /// Name of the folder below `target/tools`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What the packages are for, said when they cannot be installed.
-    pub(crate) purpose: &'static str,
+    pub purpose: &'static str,
     /// Every package with its version, the indirect ones too: pip resolves nothing by itself.
-    pub(crate) packages: &'static [&'static str],
+    pub packages: &'static [&'static str],
     /// Packages of which there is no wheel, built with the build tools among `packages`.
-    pub(crate) source_packages: &'static [&'static str],
+    pub source_packages: &'static [&'static str],
 }
 
 /// Links against an old glibc; `ziglang` brings the linker and the symbol tables of each glibc.
-pub(crate) const ZIGBUILD: PythonTools = PythonTools {
+pub const ZIGBUILD: PythonTools = PythonTools {
     name: "zigbuild",
     purpose: "the portable build",
     packages: &["cargo-zigbuild==0.24.0", "ziglang==0.17.0"],
@@ -33,7 +33,7 @@ pub(crate) const ZIGBUILD: PythonTools = PythonTools {
 };
 
 /// Readers of `JUnit` files that others wrote.
-pub(crate) const JUNIT_READERS: PythonTools = PythonTools {
+pub const JUNIT_READERS: PythonTools = PythonTools {
     name: "junit-readers",
     purpose: "reading our JUnit files with other people's parsers",
     packages: &[
@@ -48,7 +48,7 @@ pub(crate) const JUNIT_READERS: PythonTools = PythonTools {
 
 /// Programs and a binding that read NVML, to see whether a simulated node deceives them; as in the clients' own
 /// `requirements.txt`.
-pub(crate) const NVML_CLIENTS: PythonTools = PythonTools {
+pub const NVML_CLIENTS: PythonTools = PythonTools {
     name: "nvml-clients",
     purpose: "reading simulated nodes with other people's programs",
     packages: &[
@@ -67,7 +67,7 @@ pub(crate) const NVML_CLIENTS: PythonTools = PythonTools {
 };
 
 /// Linters of the files that are not Rust.
-pub(crate) const LINTERS: PythonTools = PythonTools {
+pub const LINTERS: PythonTools = PythonTools {
     name: "linters",
     purpose: "checking shell scripts, workflows and Dockerfiles",
     packages: &[
@@ -94,7 +94,7 @@ pub(crate) const LINTERS: PythonTools = PythonTools {
 };
 
 /// AWS's APIs on this machine's loopback, as far as launching an instance and baking an image need them.
-pub(crate) const MOTO: PythonTools = PythonTools {
+pub const MOTO: PythonTools = PythonTools {
     name: "moto",
     purpose: "trying what talks to AWS without AWS",
     packages: &[
@@ -163,7 +163,7 @@ pub(crate) const MOTO: PythonTools = PythonTools {
 };
 
 /// The AWS CLI, where the user has none: its newest version on `PyPI`.
-pub(crate) const AWS_CLI: PythonTools = PythonTools {
+pub const AWS_CLI: PythonTools = PythonTools {
     name: "aws-cli",
     purpose: "talking to AWS",
     packages: &[
@@ -184,7 +184,7 @@ pub(crate) const AWS_CLI: PythonTools = PythonTools {
 };
 
 /// The user's own AWS CLI, else the pinned one.
-pub(crate) fn aws_cli() -> anyhow::Result<PathBuf> {
+pub fn aws_cli() -> anyhow::Result<PathBuf> {
     match workspace::in_path("aws") {
         Some(program) => Ok(program),
         None => Ok(AWS_CLI.install()?.join("aws")),
@@ -192,7 +192,7 @@ pub(crate) fn aws_cli() -> anyhow::Result<PathBuf> {
 }
 
 /// Policies for Terraform files and Kubernetes manifests; it pins versions of others, so it lives alone.
-pub(crate) const CHECKOV: PythonTools = PythonTools {
+pub const CHECKOV: PythonTools = PythonTools {
     name: "checkov",
     purpose: "checking Terraform modules and Kubernetes manifests against policies",
     packages: &[
@@ -297,14 +297,22 @@ pub(crate) const CHECKOV: PythonTools = PythonTools {
 };
 
 /// JSON schemas of each Kubernetes version.
-pub(crate) const KUBERNETES_SCHEMAS: PythonTools = PythonTools {
+pub const KUBERNETES_SCHEMAS: PythonTools = PythonTools {
     name: "kubernetes-schemas",
     purpose: "checking Kubernetes manifests against the schemas of each version",
     packages: &["kubernetes-validate==1.37.0"],
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 9] = [
+/// Grafana's schema of dashboards, in the form of its own library.
+pub(crate) const GRAFANA_SDK: PythonTools = PythonTools {
+    name: "grafana-sdk",
+    purpose: "checking the dashboard against Grafana's schema",
+    packages: &["grafana-foundation-sdk==1769699998!10.1.0"],
+    source_packages: &[],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 10] = [
     &ZIGBUILD,
     &JUNIT_READERS,
     &NVML_CLIENTS,
@@ -313,6 +321,7 @@ const PYTHON_TOOLS: [&PythonTools; 9] = [
     &AWS_CLI,
     &CHECKOV,
     &KUBERNETES_SCHEMAS,
+    &GRAFANA_SDK,
     &GO,
 ];
 
@@ -320,7 +329,7 @@ const PYTHON_TOOLS: [&PythonTools; 9] = [
 ///
 /// Every task installs what it needs by itself; run this to have everything before going offline.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub struct Arguments {
     /// Only these [default: all]
     #[arg(value_name = "TOOL", value_parser = names())]
     names: Vec<String>,
@@ -334,7 +343,7 @@ fn names() -> clap::builder::PossibleValuesParser {
     names.into()
 }
 
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let wanted =
         |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
     for tools in PYTHON_TOOLS.into_iter().filter(|tools| wanted(tools.name)) {
@@ -350,7 +359,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Why Python cannot be used here, or nothing when it can.
-pub(crate) fn python_is_missing() -> Option<String> {
+pub fn python_is_missing() -> Option<String> {
     let probe = std::process::Command::new("python3")
         .args(["-c", "import venv, ensurepip"])
         .output();
@@ -367,7 +376,7 @@ pub(crate) fn python_is_missing() -> Option<String> {
 
 impl PythonTools {
     /// The environment's `bin` folder, installed now when it is missing or holds other versions.
-    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+    pub fn install(&self) -> anyhow::Result<PathBuf> {
         let folder = workspace::tools().join(self.name);
         let stamp = folder.join("installed-packages.txt");
         let wanted = [self.packages, self.source_packages].concat();
@@ -412,33 +421,52 @@ impl PythonTools {
 
 /// A program on crates.io. Its lock file is used as published.
 #[derive(Debug)]
-pub(crate) struct CargoTool {
-    pub(crate) name: &'static str,
+pub struct CargoTool {
+    pub name: &'static str,
     version: &'static str,
     features: &'static [&'static str],
 }
 
 /// Without its default features, which only serve the advisory database.
-pub(crate) const CARGO_DENY: CargoTool = CargoTool {
+pub const CARGO_DENY: CargoTool = CargoTool {
     name: "cargo-deny",
     version: "0.20.2",
     features: &["--no-default-features"],
 };
 
 /// Lists what a binary is made of, as `CycloneDX`.
-pub(crate) const CARGO_CYCLONEDX: CargoTool = CargoTool {
+pub const CARGO_CYCLONEDX: CargoTool = CargoTool {
     name: "cargo-cyclonedx",
     version: "0.5.9",
     features: &[],
 };
 
-const CARGO_TOOLS: [&CargoTool; 2] = [&CARGO_DENY, &CARGO_CYCLONEDX];
+/// Makes the package for Debian and Ubuntu, from the crate's metadata.
+pub(crate) const CARGO_DEB: CargoTool = CargoTool {
+    name: "cargo-deb",
+    version: "3.8.0",
+    features: &[],
+};
+
+/// Makes the package for distributions with RPM, without rpmbuild.
+pub(crate) const CARGO_GENERATE_RPM: CargoTool = CargoTool {
+    name: "cargo-generate-rpm",
+    version: "0.21.1",
+    features: &[],
+};
+
+const CARGO_TOOLS: [&CargoTool; 4] = [
+    &CARGO_DENY,
+    &CARGO_CYCLONEDX,
+    &CARGO_DEB,
+    &CARGO_GENERATE_RPM,
+];
 
 impl CargoTool {
     /// The path of the program, built now when it is missing or of another version.
     ///
     /// It is built without optimization: that takes a minute instead of many, and what it does takes seconds either way.
-    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+    pub fn install(&self) -> anyhow::Result<PathBuf> {
         let (name, version) = (self.name, self.version);
         let folder = workspace::tools().join(name);
         let binary = folder.join("bin").join(name);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The root of the checkout that this task was built from.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let manifest_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest_folder
         .parent()
@@ -14,7 +14,7 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// Cargo's build folder, also when `CARGO_TARGET_DIR` moves it.
-pub(crate) fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => std::path::absolute(&folder).unwrap_or_else(|_| PathBuf::from(folder)),
         None => root().join("target"),
@@ -22,44 +22,46 @@ pub(crate) fn target() -> PathBuf {
 }
 
 /// Pinned tools that the tasks install for themselves.
-pub(crate) fn tools() -> PathBuf {
+pub fn tools() -> PathBuf {
     target().join("tools")
 }
 
 /// The cargo that runs this task, so that nested builds use the same toolchain.
-pub(crate) fn cargo() -> String {
+pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
 /// The validator's debug build, brought up to date first.
+pub fn debug_validator(shell: &xshell::Shell) -> anyhow::Result<PathBuf> {
+    program(shell, "gpu-validator")
+}
+
+/// The debug build of a program of this workspace, brought up to date first.
 ///
 /// It is built with the features of the whole workspace, as `cargo test --workspace` builds it: with those of the package
 /// alone, thirty crates and the validator itself would be compiled once more.
-pub(crate) fn debug_validator(shell: &xshell::Shell) -> anyhow::Result<PathBuf> {
+pub fn program(shell: &xshell::Shell, name: &str) -> anyhow::Result<PathBuf> {
     let cargo = cargo();
-    xshell::cmd!(
-        shell,
-        "{cargo} build --quiet --workspace --bin gpu-validator"
-    )
-    .quiet()
-    .run()?;
-    Ok(target().join("debug/gpu-validator"))
+    xshell::cmd!(shell, "{cargo} build --quiet --workspace --bin {name}")
+        .quiet()
+        .run()?;
+    Ok(target().join("debug").join(name))
 }
 
 /// A shell whose working folder is the root of the checkout.
-pub(crate) fn shell() -> anyhow::Result<xshell::Shell> {
+pub fn shell() -> anyhow::Result<xshell::Shell> {
     let shell = xshell::Shell::new()?;
     shell.change_dir(root());
     Ok(shell)
 }
 
 /// Where `PATH` has a program that may be run.
-pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
+pub fn in_path(program: &str) -> Option<PathBuf> {
     which::which(program).ok()
 }
 
 /// Takes out of `LD_LIBRARY_PATH` what `cargo run` put in front of it to start this task.
-pub(crate) fn without_cargos_library_path(command: &mut Command) {
+pub fn without_cargos_library_path(command: &mut Command) {
     match std::env::var_os("LD_LIBRARY_PATH").and_then(|path| users_part(&path, &target())) {
         Some(path) => command.env("LD_LIBRARY_PATH", path),
         None => command.env_remove("LD_LIBRARY_PATH"),

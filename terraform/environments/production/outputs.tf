@@ -14,8 +14,10 @@ output "node_groups" {
     for name, group in module.node_group : name => {
       labels               = group.labels
       toleration           = group.toleration
+      startup_taint        = group.startup_taint
       efa_interfaces       = group.efa_interfaces
       node_role_arn        = group.node_role_arn
+      node_role_policies   = group.node_role_policies
       placement_group_name = group.placement_group_name
     }
   }

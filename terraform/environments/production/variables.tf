@@ -48,3 +48,54 @@ variable "node_groups" {
     g5 = { instance_types = ["g5.xlarge", "g5.2xlarge"], max_size = 8 }
   }
 }
+
+variable "register_unvalidated" {
+  description = "Nodes register with the taint that the gate removes; see modules/eks-gpu. False only in a cluster without the gate."
+  type        = bool
+  default     = true
+}
+
+variable "cni_uses_node_role" {
+  description = "The VPC CNI uses the nodes' role; false where it has one of its own (IRSA or Pod Identity)."
+  type        = bool
+  default     = true
+}
+
+variable "withheld" {
+  description = "What becomes of a node that does not pass at boot; see modules/eks-gpu."
+  type = object({
+    power_off_after_hours = optional(number)
+    topic_arn             = optional(string)
+  })
+  default = {}
+}
+
+variable "additional_managed_policies" {
+  description = "Names of more AWS managed policies for the nodes' role, such as AmazonSSMManagedInstanceCore."
+  type        = set(string)
+  default     = []
+}
+
+variable "additional_policy_arns" {
+  description = "ARNs of more policies of your own for the nodes' role."
+  type        = set(string)
+  default     = []
+}
+
+variable "kms_key_arn" {
+  description = "Key for root volumes, of nodes and of instances that validate an AMI; null takes the account's default key for EBS."
+  type        = string
+  default     = null
+}
+
+variable "permissions_boundary_arn" {
+  description = "Permissions boundary for every role made here."
+  type        = string
+  default     = null
+}
+
+variable "tags" {
+  description = "Tags for everything made here, the instances and their volumes included."
+  type        = map(string)
+  default     = {}
+}

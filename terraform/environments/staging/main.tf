@@ -6,6 +6,10 @@ module "validation_instance" {
   name       = "validation-instance-staging"
   vpc_id     = var.vpc_id
   subnet_ids = var.private_subnet_ids
+
+  kms_key_arn              = var.kms_key_arn
+  permissions_boundary_arn = var.permissions_boundary_arn
+  tags                     = var.tags
 }
 
 module "node_group" {
@@ -29,4 +33,13 @@ module "node_group" {
   efa             = each.value.efa
   root_volume_gib = each.value.root_volume_gib
   labels          = each.value.labels
+
+  register_unvalidated        = var.register_unvalidated
+  cni_uses_node_role          = var.cni_uses_node_role
+  withheld                    = var.withheld
+  additional_managed_policies = var.additional_managed_policies
+  additional_policy_arns      = var.additional_policy_arns
+  kms_key_arn                 = var.kms_key_arn
+  permissions_boundary_arn    = var.permissions_boundary_arn
+  tags                        = var.tags
 }

@@ -9,6 +9,10 @@ data "aws_eks_cluster" "this" {
 locals {
   labels = merge(var.labels, { "nvidia.com/gpu" = "true", role = "gpu" })
   taint  = { key = "nvidia.com/gpu", value = "true", effect = "NO_SCHEDULE" }
+  ipv6   = data.aws_eks_cluster.this.kubernetes_network_config[0].ip_family == "ipv6"
+
+  # Registered by the kubelet alone: the gate removes it, and a taint of the node group would be on the node for good.
+  startup_taint = { key = "gpu-bringup.dev/unvalidated", value = "true", effect = "NoSchedule" }
 
   # With interfaces of its own a launch template names security groups there and nowhere else.
   security_group_ids = concat(
@@ -65,12 +69,14 @@ resource "aws_launch_template" "this" {
   vpc_security_group_ids = local.efa ? null : local.security_group_ids
   tags                   = var.tags
 
-  # Pods on the node reach the metadata service only through the host's network.
+  # Pods on the node reach the metadata service only through the host's network. Tags in it are off, whatever the account's
+  # default: EC2 then refuses tag keys with a slash, which EKS and the autoscaler set on every node
+  # (terraform-aws-modules/terraform-aws-eks issue 1785, eksctl-io/eksctl issue 8446).
   metadata_options {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
-    instance_metadata_tags      = "enabled"
+    instance_metadata_tags      = "disabled"
   }
 
   # EKS images of both operating systems are of one volume; the device that it is called differs.
@@ -200,5 +206,10 @@ resource "aws_eks_node_group" "this" {
   }
 
   # A node that cannot pull images or get addresses stays NotReady, and so does the node group.
-  depends_on = [aws_iam_role_policy_attachment.node]
+  depends_on = [
+    aws_iam_role_policy_attachment.node,
+    aws_iam_role_policy_attachment.additional,
+    aws_iam_role_policy.cni_ipv6,
+    aws_iam_role_policy.withheld,
+  ]
 }

@@ -8,6 +8,14 @@ output "node_role_arn" {
   value       = aws_iam_role.node.arn
 }
 
+output "node_role_policies" {
+  description = "Policies of that role: names of AWS's, ARNs of your own."
+  value = setunion(
+    keys(aws_iam_role_policy_attachment.node),
+    keys(aws_iam_role_policy_attachment.additional),
+  )
+}
+
 output "labels" {
   description = "Labels of the nodes, for node selectors."
   value       = local.labels
@@ -16,6 +24,11 @@ output "labels" {
 output "toleration" {
   description = "What a pod tolerates to run on the nodes."
   value       = { key = local.taint.key, operator = "Equal", value = local.taint.value, effect = "NoSchedule" }
+}
+
+output "startup_taint" {
+  description = "Taint that nodes register with until the gate has validated them, or null: cluster-autoscaler needs --startup-taint=KEY for it."
+  value       = var.register_unvalidated ? local.startup_taint : null
 }
 
 output "efa_interfaces" {

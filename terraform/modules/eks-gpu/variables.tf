@@ -150,14 +150,58 @@ variable "labels" {
     condition = alltrue([for key, value in var.labels :
       can(regex("^([a-z0-9.-]+/)?[0-9A-Za-z]([0-9A-Za-z._-]{0,61}[0-9A-Za-z])?$", key)) &&
       can(regex("^([0-9A-Za-z]([0-9A-Za-z._-]{0,61}[0-9A-Za-z])?)?$", value)) &&
-      !contains(["nvidia.com/gpu", "role"], key)
+      !contains(["nvidia.com/gpu", "role"], key) && !can(regex("^([^/]*\\.)?(kubernetes\\.io|k8s\\.io|eks\\.amazonaws\\.com)/", key))
     ])
-    error_message = "Labels are Kubernetes labels, and nvidia.com/gpu and role are taken."
+    error_message = "Labels are Kubernetes labels; nvidia.com/gpu and role are taken, and EKS reserves kubernetes.io/, k8s.io/ and eks.amazonaws.com/."
+  }
+}
+
+variable "register_unvalidated" {
+  description = "Register nodes with the taint gpu-bringup.dev/unvalidated, which the gate (manifests/kubernetes) removes from those that pass; without a gate in the cluster nothing runs on them."
+  type        = bool
+  default     = true
+}
+
+variable "cni_uses_node_role" {
+  description = "Let the VPC CNI use the nodes' role, as it does unless it has a role of its own (IRSA or Pod Identity); a node whose CNI has no rights never becomes ready."
+  type        = bool
+  default     = true
+}
+
+variable "withheld" {
+  description = "What becomes of a node that does not pass at boot, beside a line on its console: power it off after so many hours unless it has passed, and publish to a topic of SNS."
+  type = object({
+    power_off_after_hours = optional(number)
+    topic_arn             = optional(string)
+  })
+  default = {}
+
+  validation {
+    condition = var.withheld.power_off_after_hours == null ? true : (
+      var.withheld.power_off_after_hours >= 1 && var.withheld.power_off_after_hours <= 168 && floor(var.withheld.power_off_after_hours) == var.withheld.power_off_after_hours
+    )
+    error_message = "power_off_after_hours is a whole number from 1 to 168."
+  }
+
+  validation {
+    condition     = var.withheld.topic_arn == null || can(regex("^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[0-9A-Za-z_-]{1,256}$", var.withheld.topic_arn))
+    error_message = "A topic's ARN looks like arn:aws:sns:eu-central-1:111122223333:gpu-nodes."
+  }
+}
+
+variable "additional_policy_arns" {
+  description = "ARNs of more policies of your own for the nodes' role."
+  type        = set(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for arn in var.additional_policy_arns : can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:policy/", arn))])
+    error_message = "Policies of your own are given by ARN, such as arn:aws:iam::111122223333:policy/nodes; AWS's by name in additional_managed_policies."
   }
 }
 
 variable "additional_managed_policies" {
-  description = "Names of more AWS managed policies for the nodes' role: AmazonEKS_CNI_Policy where the VPC CNI has no role of its own, AmazonSSMManagedInstanceCore for shells on nodes."
+  description = "Names of more AWS managed policies for the nodes' role, such as AmazonSSMManagedInstanceCore for shells on nodes."
   type        = set(string)
   default     = []
 

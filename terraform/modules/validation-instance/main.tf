@@ -13,7 +13,7 @@ locals {
   region    = data.aws_region.current.region
   ec2       = "arn:${local.partition}:ec2:${local.region}"
 
-  # The tags that `cargo xtask validate-ami` gives its instances and volumes (xtask/src/validate_ami/aws/tags.rs).
+  # The tags that `cargo xtask validate-ami` gives its instances and volumes (packer/tasks/src/validate_ami/aws/tags.rs).
   run_tag      = "gpu-bringup.dev/validate-ami"
   deadline_tag = "gpu-bringup.dev/terminate-after"
 }

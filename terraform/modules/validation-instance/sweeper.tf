@@ -29,7 +29,7 @@ resource "aws_iam_role_policy" "sweeper" {
         # Describing knows no resources; AWS accepts only "*" here.
         Sid       = "Look"
         Effect    = "Allow"
-        Action    = "ec2:DescribeInstances"
+        Action    = "ec2:DescribeTags"
         Resource  = "*"
         Condition = { StringEquals = { "aws:RequestedRegion" = local.region } }
       },
@@ -50,7 +50,6 @@ resource "aws_sfn_state_machine" "sweeper" {
   type     = "STANDARD"
   definition = templatefile("${path.module}/sweeper.asl.json", {
     partition    = local.partition
-    run_tag      = local.run_tag
     deadline_tag = local.deadline_tag
   })
   tags = var.tags

@@ -33,3 +33,21 @@ resource "aws_launch_template" "wrong" {
 # refused: The provider hashicorp/aws does not support resource type "aws_gpu_fleet"
 resource "aws_gpu_fleet" "wrong" {
 }
+
+resource "aws_launch_template" "metadata_tags" {
+  metadata_options {
+    instance_metadata_tags = "enabled"
+  }
+
+  tag_specifications {
+    resource_type = "instance"
+    # refused: 'kubernetes.io/cluster/training' is not a valid tag key
+    tags = { "kubernetes.io/cluster/training" = "owned" }
+  }
+}
+
+resource "aws_iam_role" "long_name" {
+  # refused: expected length of name to be in the range (1 - 64)
+  name               = "a-name-of-65-characters-a-name-of-65-characters-a-name-of-65-char"
+  assume_role_policy = "{}"
+}

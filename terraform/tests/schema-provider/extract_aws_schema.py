@@ -15,8 +15,8 @@ import re
 import sys
 
 RESOURCES = """
-    cloudwatch_log_group eks_node_group iam_instance_profile iam_policy iam_role iam_role_policy
-    iam_role_policy_attachment launch_template placement_group s3_bucket s3_bucket_lifecycle_configuration
+    cloudwatch_log_group eks_node_group iam_instance_profile iam_openid_connect_provider iam_policy iam_role
+    iam_role_policy iam_role_policy_attachment launch_template placement_group s3_bucket s3_bucket_lifecycle_configuration
     s3_bucket_ownership_controls s3_bucket_policy s3_bucket_public_access_block
     s3_bucket_server_side_encryption_configuration s3_bucket_versioning scheduler_schedule security_group
     sfn_state_machine ssm_parameter vpc_security_group_egress_rule vpc_security_group_ingress_rule

@@ -3,7 +3,8 @@
 //
 // Terraform itself refuses unknown arguments, missing ones and wrong types, from the schema that a provider states. So
 // `terraform validate` and `terraform test` with a mocked provider mean the same here as with the real one, except for
-// the values that only the real one checks. Everything that would reach AWS is an error.
+// values that only the real one checks; those of them that have met our modules are in refusals.go. Everything that would
+// reach AWS is an error.
 package main
 
 import (
@@ -169,8 +170,9 @@ func (p *provider) PrepareProviderConfig(_ context.Context, request *tfprotov5.P
 	return &tfprotov5.PrepareProviderConfigResponse{PreparedConfig: request.Config}, nil
 }
 
-func (p *provider) ValidateResourceTypeConfig(context.Context, *tfprotov5.ValidateResourceTypeConfigRequest) (*tfprotov5.ValidateResourceTypeConfigResponse, error) {
-	return &tfprotov5.ValidateResourceTypeConfigResponse{}, nil
+func (p *provider) ValidateResourceTypeConfig(_ context.Context, request *tfprotov5.ValidateResourceTypeConfigRequest) (*tfprotov5.ValidateResourceTypeConfigResponse, error) {
+	diagnostics, err := p.refused(request)
+	return &tfprotov5.ValidateResourceTypeConfigResponse{Diagnostics: diagnostics}, err
 }
 
 func (p *provider) ValidateDataSourceConfig(context.Context, *tfprotov5.ValidateDataSourceConfigRequest) (*tfprotov5.ValidateDataSourceConfigResponse, error) {

@@ -216,6 +216,11 @@ impl ApiServer {
         self.state().faults.push(fault);
     }
 
+    /// Every request is answered rightly from now on.
+    pub fn heal(&self) {
+        self.state().faults.clear();
+    }
+
     /// Somebody else changes the node before each of the next `times` patches.
     pub fn conflict(&self, times: usize) {
         self.state().conflicts = times;

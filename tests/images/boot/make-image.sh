@@ -22,14 +22,17 @@ rm -r "${root:?}"/boot/*
 # What Amazon's and Canonical's images bring, before the provisioners.
 cp --recursive --no-preserve=ownership "$BOOT/root/." "$root/"
 cp --archive --no-preserve=ownership "$SIMULATED" "$root/simulated"
+if [ -d "$SIMULATED/base" ]; then
+  cp --recursive --no-preserve=ownership "$SIMULATED/base/." "$root/"
+fi
 cp --recursive --no-preserve=ownership "$SIMULATOR" "$root/srv/simulator"
 cp --recursive --no-preserve=ownership "$UPLOADED" "$root/tmp/gpu-bringup"
 cp --recursive --no-preserve=ownership "$PROVISIONERS" "$root/tmp/provisioners"
 
 # Package managers and the driver's programs only: what changes units, files and users is real.
-package_manager=(apt-get apt-mark dpkg dpkg-query)
+package_manager=(apt-get apt-mark cloud-init dpkg dpkg-query)
 [ "$TEMPLATE" != eks-gpu-al2023 ] || package_manager=(dnf)
-for program in "${package_manager[@]}" curl dkms journalctl modprobe nvidia-smi uname; do
+for program in "${package_manager[@]}" containerd curl dkms gpg journalctl modprobe nvidia-smi rpm uname; do
   ln -s machine "$root/simulated/stand-ins/$program"
 done
 
@@ -47,6 +50,7 @@ provision() {
   inside UPLOADED_FOLDER=/tmp/gpu-bringup GPU_FAMILY="$GPU_FAMILY" "$@" bash "/tmp/provisioners/$script"
 }
 
+provision wait-for-cloud-init.sh
 case "$TEMPLATE" in
   eks-gpu-al2023) driver=install-nvidia-driver-al2023.sh ;;
   *) driver=install-nvidia-driver-ubuntu.sh ;;
@@ -54,6 +58,9 @@ esac
 provision "$driver" NVIDIA_DRIVER_VERSION="$NVIDIA_DRIVER_VERSION" NVIDIA_KERNEL_MODULE=open FABRIC_MANAGER=false CUDA_TOOLKIT_VERSION= \
   CUDA_KEYRING_SHA256="$CUDA_KEYRING_SHA256"
 provision install-container-toolkit.sh NVIDIA_CONTAINER_TOOLKIT_VERSION=1.19.0
+if [ "$TEMPLATE" = eks-gpu-ubuntu2204 ]; then
+  provision configure-containerd-ubuntu.sh
+fi
 provision install-gpu-validator.sh GATED_UNIT="$GATED_UNIT"
 if [ "$TEMPLATE" = ubuntu2404-runner ]; then
   provision install-actions-runner.sh ACTIONS_RUNNER_VERSION="$ACTIONS_RUNNER_VERSION" ACTIONS_RUNNER_SHA256="$ACTIONS_RUNNER_SHA256"
@@ -68,7 +75,6 @@ case "$TEMPLATE" in
     ;;
 esac
 if [ "$TEMPLATE" = ubuntu2404-runner ]; then
-  rm "$root/etc/systemd/system/snap.kubelet-eks.daemon.service"
   ln -sf /usr/libexec/boot-test/gated "$root/opt/actions-runner/run.sh"
 fi
 inside systemctl --quiet enable systemd-networkd.service simulated-gpus.service after-boot.service

@@ -1,6 +1,6 @@
 //! The nodes, GPU models and faults in a folder: their names, and their files read with errors that a person can act on.
 
-use crate::faults::Fault;
+use crate::faults::{ExpectedVerdict, Fault};
 use crate::scenario::{Driver, Host, SimulatedProcess};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -31,6 +31,12 @@ pub struct NodeFile {
     pub gpus: BTreeMap<u32, serde_json::Map<String, serde_json::Value>>,
     #[serde(default)]
     pub processes: BTreeMap<String, SimulatedProcess>,
+    /// Checks of gpu-validator that are not green although the node is healthy, with `because`: what is worth a warning on
+    /// such a node, or what the validator does not know yet.
+    #[serde(default)]
+    pub trips: BTreeMap<String, ExpectedVerdict>,
+    #[serde(default)]
+    pub because: Option<String>,
 }
 
 /// A folder with `nodes`, `models` and `faults`.
@@ -66,9 +72,16 @@ impl Kind {
 }
 
 impl Catalogue {
-    /// The files of this repository.
+    /// The files that came with the program: those of its archive (`share/gpu-simulator` beside `bin`), else of the
+    /// repository that it was built from.
     pub fn shipped() -> Self {
-        Self::at(Path::new(env!("CARGO_MANIFEST_DIR")))
+        let program = std::env::current_exe().unwrap_or_default();
+        let of_archive = program.ancestors().nth(2);
+        let of_archive = of_archive.map(|folder| folder.join("share/gpu-simulator"));
+        match of_archive.filter(|folder| folder.join("nodes").is_dir()) {
+            Some(folder) => Self::at(&folder),
+            None => Self::at(Path::new(env!("CARGO_MANIFEST_DIR"))),
+        }
     }
 
     pub fn at(root: &Path) -> Self {
@@ -120,14 +133,17 @@ impl Catalogue {
                 format!(", the nearest is `{nearest}`")
             });
         bail!(
-            "there is no {} `{name}`{nearest} (`simulate list` shows them all)",
+            "there is no {} `{name}`{nearest} (`gpu-simulator list` shows them all)",
             kind.word()
         )
     }
 
     pub fn node(&self, name: &str) -> Result<(PathBuf, NodeFile)> {
         let path = self.find(Kind::Node, name)?;
-        let node = read_yaml(&path)?;
+        let node: NodeFile = read_yaml(&path)?;
+        if node.trips.is_empty() != node.because.is_none() {
+            bail!("{}: `trips` and `because` belong together", path.display());
+        }
         Ok((path, node))
     }
 

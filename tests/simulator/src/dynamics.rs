@@ -3,7 +3,7 @@
 //! The lags are of a real board's order (power settles in a fraction of a second, heat in tens of seconds), so that tools
 //! which sample see a ramp, and a short test still sees a difference.
 
-use crate::gpu::{ClockSet, Gpu, ThrottleReason};
+use crate::gpu::{ClockSet, Gpu, LinkLoad, ThrottleReason};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -175,10 +175,35 @@ pub struct Readings {
     pub throttle_reasons: Vec<ThrottleReason>,
     /// Since the node was prepared.
     pub energy_mj: u64,
-    /// Seconds that each throttle reason held since the node was prepared, in the order of `ThrottleReason`.
+    /// Seconds that each throttle reason held since the driver was loaded, in the order of `ThrottleReason`.
     pub throttled_s: [f64; THROTTLE_REASONS],
     /// `P0` is 0.
     pub performance_state: u32,
+    /// What the PCIe link's speed follows.
+    pub link_load: LinkLoad,
+}
+
+/// The temperature of a GPU whose load was `state`.
+pub(crate) fn temperature_c(gpu: &Gpu, state: &DynamicState) -> i32 {
+    mix_i32(
+        gpu.temperature.idle_c,
+        gpu.temperature.load_c,
+        get(&state.heat),
+    )
+}
+
+/// What the PCIe link's speed follows.
+pub(crate) fn link_load(gpu: &Gpu, state: &DynamicState) -> LinkLoad {
+    link_load_of(get(&state.load) > 0.5, gpu)
+}
+
+/// Boards that save power let the link fall to a lower generation together with their clocks.
+fn link_load_of(busy: bool, gpu: &Gpu) -> LinkLoad {
+    match (busy, performance_state(gpu, busy)) {
+        (true, _) => LinkLoad::Busy,
+        (false, 0) => LinkLoad::Idle,
+        (false, _) => LinkLoad::Saving,
+    }
 }
 
 /// The sensors of a GPU that is `gpu` and whose load was `state`, `elapsed_s` after the node was prepared.
@@ -215,9 +240,18 @@ pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
         memory_utilization_percent: mix_u32(0, 60, now.utilization),
         throttle_reasons: throttle_reasons(gpu, busy, now.power),
         energy_mj: energy_mj(gpu, full_power_mw, &now, elapsed_s),
-        throttled_s: now.throttled_s,
+        throttled_s: std::array::from_fn(|reason| now.throttled_s[reason] + before_s(gpu, reason)),
         performance_state: performance_state(gpu, busy),
+        link_load: link_load_of(busy, gpu),
     }
+}
+
+/// How long a throttle reason had held when the node was prepared.
+fn before_s(gpu: &Gpu, reason: usize) -> f64 {
+    let mut known = gpu.throttled_before.iter();
+    known
+        .find(|(it, _)| **it as usize == reason)
+        .map_or(0.0, |(_, time)| time.0.as_secs_f64())
 }
 
 /// Boards whose clocks fall at idle show P8 there, except those that always stay in P0.

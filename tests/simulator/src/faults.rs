@@ -33,9 +33,12 @@ pub struct Fault {
     /// An Xid: a line in the kernel log, and an event of NVML's event sets.
     #[serde(default)]
     pub xid: Option<Xid>,
-    /// Further messages in the kernel log; `{pci}` stands for the GPU's address.
+    /// Further messages in the kernel log; `{pci}` stands for the GPU's address, `{port}` for that of the port above it.
     #[serde(default)]
     pub kernel_log: Vec<String>,
+    /// How many times the messages come, at once; `{n}` in a message is the number of the time, from 0.
+    #[serde(default = "once")]
+    pub kernel_log_times: u32,
     /// What follows later.
     #[serde(default)]
     pub then: Vec<Step>,
@@ -64,6 +67,12 @@ pub struct Step {
     pub xid: Option<Xid>,
     #[serde(default)]
     pub kernel_log: Vec<String>,
+    #[serde(default = "once")]
+    pub kernel_log_times: u32,
+}
+
+fn once() -> u32 {
+    1
 }
 
 /// An Xid by its number and the text that follows it in the kernel log.
@@ -168,6 +177,7 @@ impl Fault {
             changes: self.changes.clone(),
             xid: self.xid.clone(),
             kernel_log: self.kernel_log.clone(),
+            kernel_log_times: self.kernel_log_times,
         };
         std::iter::once(first)
             .chain(self.then.iter().cloned())

@@ -3,8 +3,9 @@
 //! A model file (`models/*.yaml`) writes the product's values; what is left out is the healthy default. A node adds
 //! identities and overrides, a fault changes values by their path, such as `ecc.volatile.dram_uncorrectable`.
 
-use crate::quantity::Bytes;
+use crate::quantity::{Bytes, Time};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One GPU. `Option` fields that are null are values that this product does not have; NVML answers `NotSupported`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,6 +100,9 @@ pub struct Gpu {
     /// Throttle reasons that hold besides those that follow from load (idle, software power cap).
     #[serde(default)]
     pub throttle_reasons: Vec<ThrottleReason>,
+    /// How long throttle reasons had held before the node's start, as the driver's counters have it.
+    #[serde(default)]
+    pub throttled_before: BTreeMap<ThrottleReason, Time>,
     #[serde(default = "yes")]
     pub gsp_firmware: bool,
     /// Fan speed in percent; none on passively cooled boards.
@@ -122,6 +126,15 @@ pub struct Gpu {
     pub cuda_hang: Option<CudaCall>,
     #[serde(default)]
     pub wrong_results: Option<WrongResults>,
+    /// Device memory and copies that do not keep what was written.
+    #[serde(default)]
+    pub memory_faults: Vec<MemoryFault>,
+    /// NVML functions that misbehave when they are called for this GPU.
+    #[serde(default)]
+    pub nvml: NvmlCalls,
+    /// Whether a process may open the GPU's device node; a container's device control group may refuse it.
+    #[serde(default = "yes")]
+    pub device_node_allowed: bool,
     /// Share of the model's speed that kernels reach.
     #[serde(default = "full_speed")]
     pub speed: f64,
@@ -286,6 +299,19 @@ pub struct Pcie {
     /// The generation that the link falls to while the GPU is idle in P8; null for boards that keep it.
     #[serde(default)]
     pub idle_generation: Option<u32>,
+    /// What the link falls to while the GPU works; null means that it stays what it is.
+    #[serde(default)]
+    pub load_generation: Option<u32>,
+    #[serde(default)]
+    pub load_width: Option<u32>,
+    /// What sysfs shows, where it differs from what NVML reports.
+    #[serde(default)]
+    pub sysfs_generation: Option<u32>,
+    #[serde(default)]
+    pub sysfs_width: Option<u32>,
+    /// The PCIe port above the GPU (`0000:97:01.0`); null where the GPU hangs on the root complex.
+    #[serde(default)]
+    pub port: Option<String>,
     /// The GPU's own maximum, where the slot holds the link below it.
     #[serde(default)]
     pub device_max_generation: Option<u32>,
@@ -306,14 +332,39 @@ pub struct Pcie {
 }
 
 impl Pcie {
-    /// The generation at work, or idle.
-    pub fn current_generation(&self, idle: bool) -> u32 {
-        let saved = self.idle_generation.filter(|_| idle);
-        self.generation.or(saved).unwrap_or(self.max_generation)
+    /// The generation now.
+    pub fn current_generation(&self, load: LinkLoad) -> u32 {
+        let now = match load {
+            LinkLoad::Saving => self.generation.or(self.idle_generation),
+            LinkLoad::Idle => self.generation,
+            LinkLoad::Busy => self.load_generation.or(self.generation),
+        };
+        now.unwrap_or(self.max_generation)
     }
-    pub fn current_width(&self) -> u32 {
-        self.width.unwrap_or(self.max_width)
+
+    pub fn current_width(&self, load: LinkLoad) -> u32 {
+        let falls = self.load_width.filter(|_| load == LinkLoad::Busy);
+        falls.or(self.width).unwrap_or(self.max_width)
     }
+
+    /// Generation and width as sysfs shows them.
+    pub fn shown_by_sysfs(&self, load: LinkLoad) -> (u32, u32) {
+        let generation = self.sysfs_generation;
+        let width = self.sysfs_width;
+        (
+            generation.unwrap_or_else(|| self.current_generation(load)),
+            width.unwrap_or_else(|| self.current_width(load)),
+        )
+    }
+}
+
+/// What a link's speed follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum LinkLoad {
+    /// The GPU is idle in a performance state that saves power.
+    Saving,
+    Idle,
+    Busy,
 }
 
 /// NVLinks of a GPU; `count: 0` for boards without.
@@ -330,6 +381,9 @@ pub struct NvLink {
     pub speed_mb_per_s: u32,
     #[serde(default)]
     pub remote: NvLinkRemote,
+    /// Links that run at another speed, by their number.
+    #[serde(default)]
+    pub link_speeds_mb_per_s: BTreeMap<u32, u32>,
     /// Links that are not active.
     #[serde(default)]
     pub down: Vec<u32>,
@@ -589,6 +643,8 @@ pub enum Virtualization {
     #[default]
     None,
     PassThrough,
+    /// A virtual GPU in a guest.
+    Vgpu,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -693,6 +749,82 @@ pub struct WrongResults {
     /// The first wrong launch of those kernels, counted from 0 since the fault is there.
     #[serde(default)]
     pub first_launch: u64,
+    /// Only while the GPU is at least so hot.
+    #[serde(default)]
+    pub from_temperature_c: Option<i32>,
+    /// Only from this much load on (`1s`), all loads together.
+    #[serde(default)]
+    pub from_load: Option<Time>,
+    /// Only until this much load.
+    #[serde(default)]
+    pub until_load: Option<Time>,
+}
+
+/// Memory that does not keep what was written, or copies that do not bring it. Places are counted through the memory that a
+/// process has of the GPU, one allocation after the other, as if it were one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryFault {
+    pub kind: MemoryFaultKind,
+    /// The place, for `at-rest`, `lost-stores` and `aliased`; for copies the byte of the copy. It is taken within what is
+    /// there, so that any place is one.
+    #[serde(default)]
+    pub offset: Bytes,
+    /// How much of memory it is about, for `lost-stores` and `aliased`: whole pages of 4 KiB.
+    #[serde(default = "one_page")]
+    pub length: Bytes,
+    /// The other place that the same memory answers at, for `aliased`.
+    #[serde(default)]
+    pub onto: Option<Bytes>,
+    /// The bit of the byte that flips.
+    #[serde(default)]
+    pub bit: u32,
+    /// One operation (launch, or copy of this kind) in so many is hit; 1 means every one.
+    #[serde(default = "one")]
+    pub every: u64,
+    /// The first one that is hit, counted from 0 in each process.
+    #[serde(default)]
+    pub first: u64,
+    /// Copies that are shorter are left alone.
+    #[serde(default)]
+    pub copies_from: Bytes,
+}
+
+fn one_page() -> Bytes {
+    Bytes(4096)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryFaultKind {
+    /// A bit flips between operations, where nothing is written.
+    AtRest,
+    /// What kernels and copies write there is gone once they have ended.
+    LostStores,
+    /// Two addresses are the same memory.
+    Aliased,
+    /// A bit of a copy flips on the way.
+    CopyToDevice,
+    CopyToHost,
+    CopyOnDevice,
+}
+
+/// NVML functions by name that do not do what they should, for one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvmlCalls {
+    /// Functions that never return.
+    #[serde(default)]
+    pub hang: Vec<String>,
+    /// Functions that end the process with SIGABRT.
+    #[serde(default)]
+    pub crash: Vec<String>,
+    /// Functions that return this code (`nvmlReturn_t`), and 0 without an answer.
+    #[serde(default)]
+    pub returns: BTreeMap<String, u32>,
+    /// Functions that take so much longer.
+    #[serde(default)]
+    pub delay: BTreeMap<String, Time>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -728,4 +860,8 @@ pub enum WrongResultKind {
     TwoRows,
     /// The same wrong value in the same element every time: copies agree with one another and are all wrong.
     SameEveryTime,
+    /// The launch succeeds in its usual time and writes nothing: what was there before stays.
+    Stale,
+    /// Rows and columns are exchanged.
+    Transposed,
 }

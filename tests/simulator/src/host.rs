@@ -1,28 +1,28 @@
 //! The host side of a node, as files below a sysroot.
 //!
 //! Device nodes are plain files; everything else has the form that the kernel, systemd and NVIDIA's packages give it.
-//! The files tell the state at the node's start. Later changes reach the kernel log (see `Node::advance`).
+//! Later changes reach the kernel log, the counters and links of PCI devices, device nodes, active units and the files that
+//! a scenario names (`update_sysroot`); the rest shows the state at the node's start.
 
-use crate::gpu::{Architecture, Gpu};
-use crate::scenario::{KernelModule, Scenario, ScheduledEvent, Toolkit};
+use crate::gpu::{Architecture, Gpu, LinkLoad};
+use crate::scenario::{Container, KernelModule, Scenario, ScheduledEvent, Toolkit};
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// NVSwitch bridges are on the buses from this one on.
 pub(crate) const FIRST_NVSWITCH_BUS: u32 = 0xc0;
 /// NVIDIA's PCI vendor id.
 const VENDOR: &str = "0x10de";
-/// How long ago the node was booted. Every node was booted as long ago, so that rates since boot do not depend on the
-/// machine that simulates it.
-pub(crate) const UPTIME_S: u64 = 3 * 24 * 3600;
 /// Where Debian and Ubuntu keep the driver's libraries.
 pub(crate) const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 /// When the kernel came to load the driver, in microseconds since boot.
 const DRIVER_LOADED_US: u64 = 5_000_000;
 /// How long before the node's start the events of its faults happened.
 const EVENTS_BEFORE_START_US: u64 = 60_000_000;
+/// The time that all of them take.
+const EVENTS_LAST_US: u64 = 50_000_000;
 
 /// A folder that files are written below.
 struct Root<'root>(&'root Path);
@@ -39,6 +39,29 @@ impl Root<'_> {
                 .with_context(|| format!("create {}", parent.display()))?;
         }
         std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Replaces a file at once, since programs may be reading it.
+    fn replace(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
+        let path = self.path(path);
+        let new = path.with_added_extension(format!("new-{}", std::process::id()));
+        std::fs::write(&new, content).with_context(|| format!("write {}", new.display()))?;
+        std::fs::rename(&new, &path).with_context(|| format!("replace {}", path.display()))
+    }
+
+    fn remove(&self, path: &str) -> Result<()> {
+        let path = self.path(path);
+        let removed = if path.is_dir() && !path.is_symlink() {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn folder(&self, path: &str) -> Result<()> {
@@ -72,11 +95,86 @@ pub fn write_sysroot(
     write_units(&root, scenario)?;
     write_toolkits(&root, scenario, library)?;
     write_container_runtime(&root, scenario)?;
-    write_kernel_log(&root, scenario, events)
+    write_container(&root, scenario)?;
+    let records = write_kernel_log(&root, scenario, events)?;
+    for (path, content) in &scenario.host.files {
+        write_file(&root, path, content.as_deref())?;
+    }
+    Ok(records)
 }
 
+/// Writes what a change on a running node makes different: counters and links of PCI devices, which device nodes and active
+/// units there are, and files that the scenario names. Everything else is as it was at the start.
+pub fn update_sysroot(sysroot: &Path, before: &Scenario, after: &Scenario) -> Result<()> {
+    let root = Root(sysroot);
+    for (old, new) in before.gpus.iter().zip(&after.gpus) {
+        let folder = pci_folder(new);
+        if !root.path(&folder).exists() {
+            continue;
+        }
+        let errors = |gpu: &Gpu| {
+            let pcie = &gpu.pcie;
+            [pcie.aer_correctable, pcie.aer_nonfatal, pcie.aer_fatal]
+        };
+        if errors(old) != errors(new) {
+            write_aer_counters(&root, &folder, new)?;
+        }
+        let link = |gpu: &Gpu| gpu.pcie.shown_by_sysfs(LinkLoad::Saving);
+        if link(old) != link(new) {
+            write_pci_link(&root, &folder, new, LinkLoad::Saving)?;
+        }
+    }
+    if before.host.units != after.host.units {
+        write_active_units(&root, after)?;
+    }
+    for node in device_nodes(before) {
+        if !device_nodes(after).contains(&node) {
+            root.remove(&format!("dev/{node}"))?;
+        }
+    }
+    for node in device_nodes(after) {
+        if !root.path(&format!("dev/{node}")).exists() {
+            write_device_node(&root, &node)?;
+        }
+    }
+    for (path, content) in &after.host.files {
+        if before.host.files.get(path) != Some(content) {
+            write_file(&root, path, content.as_deref())?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a GPU's link as it is now.
+pub(crate) fn update_link(sysroot: &Path, gpu: &Gpu, load: LinkLoad) -> Result<()> {
+    let root = Root(sysroot);
+    let folder = pci_folder(gpu);
+    if root.path(&folder).exists() {
+        write_pci_link(&root, &folder, gpu, load)?;
+    }
+    Ok(())
+}
+
+fn write_file(root: &Root<'_>, path: &str, content: Option<&str>) -> Result<()> {
+    anyhow::ensure!(
+        !path.is_empty()
+            && Path::new(path)
+                .components()
+                .all(|it| matches!(it, Component::Normal(_))),
+        "host.files: `{path}` is not a path below the sysroot, such as proc/self/limits"
+    );
+    match content {
+        Some(content) => root.write(path, content),
+        None => root.remove(path),
+    }
+}
+
+/// Whether this kernel has NVIDIA's module.
 fn is_loaded(scenario: &Scenario) -> bool {
-    scenario.driver.kernel_module != KernelModule::NotLoaded
+    matches!(
+        scenario.driver.kernel_module,
+        KernelModule::Open | KernelModule::Proprietary
+    )
 }
 
 fn write_system(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
@@ -105,7 +203,75 @@ fn write_system(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         "proc/sys/kernel/osrelease",
         format!("{}\n", host.kernel_release),
     )?;
-    root.write("proc/uptime", format!("{UPTIME_S}.00 {UPTIME_S}.00\n"))
+    root.write("proc/uptime", format!("{0}.00 {0}.00\n", host.uptime_s))?;
+    if let Some(size) = host.shared_memory {
+        let kibibytes = size.0 >> 10;
+        let mount = format!("tmpfs /dev/shm tmpfs rw,nosuid,nodev,size={kibibytes}k 0 0\n");
+        root.write("proc/mounts", &mount)?;
+        root.write("proc/self/mounts", &mount)?;
+    }
+    write_limits(root, scenario)
+}
+
+/// `/proc/self/limits`, in the kernel's columns.
+fn write_limits(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
+    if scenario.host.limits.is_empty() {
+        return Ok(());
+    }
+    let mut text = format!(
+        "{:<25} {:<20} {:<20} {:<10}\n",
+        "Limit", "Soft Limit", "Hard Limit", "Units"
+    );
+    for (name, limit) in &scenario.host.limits {
+        let limit = limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+        let unit = limit_unit(name)
+            .with_context(|| format!("host.limits: the kernel knows no limit `{name}`"))?;
+        writeln!(text, "{name:<25} {limit:<20} {limit:<20} {unit:<10}")?;
+    }
+    root.write("proc/self/limits", &text)?;
+    root.write("proc/1/limits", &text)
+}
+
+/// Source: fs/proc/base.c of Linux 6.12, `lnames`.
+fn limit_unit(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "Max cpu time" => "seconds",
+        "Max file size" | "Max data size" | "Max stack size" | "Max core file size"
+        | "Max resident set" | "Max locked memory" | "Max address space" | "Max msgqueue size" => {
+            "bytes"
+        }
+        "Max processes" => "processes",
+        "Max open files" => "files",
+        "Max file locks" => "locks",
+        "Max pending signals" => "signals",
+        "Max nice priority" | "Max realtime priority" => "",
+        "Max realtime timeout" => "us",
+        _ => return None,
+    })
+}
+
+/// The marks by which programs know that they run in a container.
+fn write_container(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
+    match scenario.host.container {
+        Container::None => Ok(()),
+        Container::Docker => {
+            root.write(".dockerenv", "")?;
+            root.write("proc/1/cgroup", "0::/\n")
+        }
+        Container::Podman => {
+            root.write("run/.containerenv", "engine=\"podman-5.4.0\"\n")?;
+            root.write("proc/1/cgroup", "0::/\n")
+        }
+        Container::Kubernetes => {
+            let pod = "kubepods.slice/kubepods-pod1f5c6a1e_8a3c_4f0d_9b52_6a2f1c7d9e01.slice";
+            root.write(
+                "proc/1/cgroup",
+                format!("0::/{pod}/cri-containerd-0.scope\n"),
+            )?;
+            let account = "var/run/secrets/kubernetes.io/serviceaccount";
+            root.write(&format!("{account}/namespace"), "default\n")
+        }
+    }
 }
 
 /// The release line of `/proc/driver/nvidia/version`, by which the module's flavour is told.
@@ -115,7 +281,7 @@ fn module_banner(module: KernelModule, version: &str) -> String {
         KernelModule::Open => format!(
             "NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (dvs-builder@U22-I3-G01-1-1)  {built}"
         ),
-        KernelModule::Proprietary | KernelModule::NotLoaded => {
+        KernelModule::Proprietary | KernelModule::Windows | KernelModule::NotLoaded => {
             format!("NVIDIA UNIX x86_64 Kernel Module  {version}  {built}")
         }
     }
@@ -167,7 +333,10 @@ fn write_modules(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     }
     root.write("proc/driver/nvidia-caps/mig-minors", minors)?;
     write_module_parameters(root, scenario)?;
-    for gpu in scenario.gpus.iter().filter(|gpu| gpu.visible_to.pci) {
+    // NVIDIA's container runtimes mask the folders of GPUs that a container was not given.
+    let in_container = scenario.host.container != Container::None;
+    let is_shown = |gpu: &&Gpu| gpu.visible_to.pci && (!in_container || gpu.visible_to.device_node);
+    for gpu in scenario.gpus.iter().filter(is_shown) {
         write_gpu_information(root, scenario, gpu)?;
     }
     Ok(())
@@ -230,12 +399,16 @@ fn write_pci(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         .enumerate()
         .filter(|(_, gpu)| gpu.visible_to.pci)
     {
-        let folder = format!("sys/bus/pci/devices/{}", gpu.pci_address);
+        let folder = pci_folder(gpu);
+        if let Some(port) = &gpu.pcie.port {
+            write_pci_port(root, port, &gpu.pci_address)?;
+        }
         let class = format!("0x03{:02x}00", gpu.pci_sub_class);
         let device = format!("0x{:04x}", gpu.pci_device_id);
         let subsystem = format!("0x{:04x}", gpu.pci_subsystem_id);
         write_pci_identity(root, &folder, &device, &class, &subsystem)?;
-        write_pci_link(root, &folder, gpu)?;
+        root.folder(&folder)?;
+        write_pci_link(root, &folder, gpu, LinkLoad::Saving)?;
         let numa_node = crate::nvml::topology::numa_node(index, count);
         root.write(&format!("{folder}/numa_node"), format!("{numa_node}\n"))?;
         write_aer_counters(root, &folder, gpu)?;
@@ -304,20 +477,44 @@ fn link_speed(generation: u32) -> &'static str {
     }
 }
 
-fn write_pci_link(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
+fn write_pci_link(root: &Root<'_>, folder: &str, gpu: &Gpu, load: LinkLoad) -> Result<()> {
     let pcie = &gpu.pcie;
+    let (generation, width) = pcie.shown_by_sysfs(load);
     for (file, value) in [
-        (
-            "current_link_speed",
-            link_speed(pcie.current_generation(true)).to_owned(),
-        ),
+        ("current_link_speed", link_speed(generation).to_owned()),
         ("max_link_speed", link_speed(pcie.max_generation).to_owned()),
-        ("current_link_width", pcie.current_width().to_string()),
+        ("current_link_width", width.to_string()),
         ("max_link_width", pcie.max_width.to_string()),
+    ] {
+        root.replace(&format!("{folder}/{file}"), format!("{value}\n"))?;
+    }
+    Ok(())
+}
+
+fn pci_folder(gpu: &Gpu) -> String {
+    format!("sys/bus/pci/devices/{}", gpu.pci_address)
+}
+
+/// A port with a device below it, as sysfs has them: the device's folder lies in that of the port, and links lead to both.
+fn write_pci_port(root: &Root<'_>, port: &str, device: &str) -> Result<()> {
+    let domain = port.split(':').next().unwrap_or("0000");
+    let folder = format!("sys/devices/pci{domain}:00/{port}");
+    for (file, value) in [
+        ("vendor", "0x1000"),
+        ("device", "0xc030"),
+        ("class", "0x060400"),
+        ("subsystem_vendor", "0x1000"),
+        ("subsystem_device", "0xa064"),
     ] {
         root.write(&format!("{folder}/{file}"), format!("{value}\n"))?;
     }
-    Ok(())
+    root.folder(&format!("{folder}/{device}"))?;
+    let up = format!("../../../devices/pci{domain}:00/{port}");
+    root.link(&format!("sys/bus/pci/devices/{port}"), &up)?;
+    root.link(
+        &format!("sys/bus/pci/devices/{device}"),
+        format!("{up}/{device}"),
+    )
 }
 
 /// The kernel's names of the errors that Advanced Error Reporting counts; the simulator books all on the first.
@@ -366,41 +563,53 @@ fn write_aer_counters(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
             table(&UNCORRECTABLE, pcie.aer_fatal, "TOTAL_ERR_FATAL"),
         ),
     ] {
-        root.write(&format!("{folder}/{file}"), text)?;
+        root.replace(&format!("{folder}/{file}"), text)?;
     }
     Ok(())
 }
 
 fn write_device_nodes(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     root.folder("dev")?;
-    if !is_loaded(scenario) {
-        return Ok(());
+    for node in device_nodes(scenario) {
+        write_device_node(root, &node)?;
     }
-    let mut nodes = scenario.host.device_nodes.clone();
+    Ok(())
+}
+
+/// The names of the device nodes below `/dev`.
+fn device_nodes(scenario: &Scenario) -> Vec<String> {
+    let host = &scenario.host;
+    match scenario.driver.kernel_module {
+        KernelModule::Open | KernelModule::Proprietary => {}
+        // What the Windows host's GPUs are reached through.
+        KernelModule::Windows => return vec!["dxg".to_owned()],
+        KernelModule::NotLoaded => return Vec::new(),
+    }
+    let mut nodes = host.device_nodes.clone();
     let gpus = scenario
         .gpus
         .iter()
         .filter(|gpu| gpu.visible_to.device_node && gpu.visible_to.pci);
     nodes.extend(gpus.map(|gpu| format!("nvidia{}", gpu.minor_number)));
-    if scenario.host.nvswitches > 0 {
+    if host.nvswitches > 0 {
         nodes.push("nvidia-nvswitchctl".to_owned());
-        nodes
-            .extend((0..scenario.host.nvswitches).map(|switch| format!("nvidia-nvswitch{switch}")));
+        nodes.extend((0..host.nvswitches).map(|switch| format!("nvidia-nvswitch{switch}")));
     }
     nodes.extend(
         mig_capabilities(scenario)
             .into_iter()
             .map(|(minor, _)| format!("nvidia-caps/nvidia-cap{minor}")),
     );
-    for node in nodes {
-        let path = format!("dev/{node}");
-        root.write(&path, "")?;
-        // As the driver makes them, whatever the caller's umask.
-        let everyone = std::fs::Permissions::from_mode(0o666);
-        std::fs::set_permissions(root.path(&path), everyone)
-            .with_context(|| format!("set the mode of {path}"))?;
-    }
-    Ok(())
+    nodes
+}
+
+fn write_device_node(root: &Root<'_>, node: &str) -> Result<()> {
+    let path = format!("dev/{node}");
+    root.write(&path, "")?;
+    // As the driver makes them, whatever the caller's umask.
+    let everyone = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(root.path(&path), everyone)
+        .with_context(|| format!("set the mode of {path}"))
 }
 
 /// The capabilities of MIG as the driver numbers them, with their names: two for the machine, then one for each GPU
@@ -435,7 +644,7 @@ fn write_units(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         "cpuset cpu io memory hugetlb pids rdma misc\n",
     )?;
     root.folder("sys/fs/cgroup/system.slice")?;
-    for (number, (unit, state)) in scenario.host.units.iter().enumerate() {
+    for (unit, state) in &scenario.host.units {
         let file = format!("usr/lib/systemd/system/{unit}");
         let name = unit.trim_end_matches(".service");
         root.write(
@@ -448,17 +657,23 @@ fn write_units(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
                 format!("/{file}"),
             )?;
         }
-        if state.active {
-            let pid = 900 + number;
-            root.write(
-                &format!("sys/fs/cgroup/system.slice/{unit}/cgroup.procs"),
-                format!("{pid}\n"),
-            )?;
-            root.write(
-                &format!("sys/fs/cgroup/system.slice/{unit}/cgroup.events"),
-                "populated 1\nfrozen 0\n",
-            )?;
+    }
+    write_active_units(root, scenario)
+}
+
+fn write_active_units(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
+    for (number, (unit, state)) in scenario.host.units.iter().enumerate() {
+        let folder = format!("sys/fs/cgroup/system.slice/{unit}");
+        if !state.active {
+            root.remove(&folder)?;
+            continue;
         }
+        let pid = 900 + number;
+        root.write(&format!("{folder}/cgroup.procs"), format!("{pid}\n"))?;
+        root.write(
+            &format!("{folder}/cgroup.events"),
+            "populated 1\nfrozen 0\n",
+        )?;
     }
     Ok(())
 }
@@ -646,13 +861,16 @@ fn write_kernel_log(
         .map(|(index, message)| (DRIVER_LOADED_US + 1_000 * index as u64, message))
         .collect();
     let lag_us = scenario.host.kernel_log_lag_s * 1_000_000;
-    let recent_us = UPTIME_S * 1_000_000 - EVENTS_BEFORE_START_US - lag_us;
-    let messages = events
+    let now_us = scenario.host.uptime_s * 1_000_000;
+    let recent_us = now_us.saturating_sub(EVENTS_BEFORE_START_US + lag_us);
+    let messages: Vec<String> = events
         .iter()
         .filter(|event| event.change.is_none())
-        .flat_map(|event| &event.kernel_log);
-    for (index, message) in messages.enumerate() {
-        records.push((recent_us + 1_000 * index as u64, message.clone()));
+        .flat_map(ScheduledEvent::messages)
+        .collect();
+    let apart_us = (EVENTS_LAST_US / (messages.len() as u64).max(1)).min(1_000);
+    for (index, message) in messages.into_iter().enumerate() {
+        records.push((recent_us + apart_us * index as u64, message));
     }
     let mut log = String::new();
     for (sequence, (time_us, message)) in records.iter().enumerate() {

@@ -21,6 +21,7 @@ pub(crate) mod elf;
 pub mod faults;
 pub mod gpu;
 pub mod host;
+pub mod instances;
 pub mod marker;
 pub mod node;
 pub mod number;

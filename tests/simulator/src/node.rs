@@ -1,9 +1,11 @@
 //! The node that this process sees: the scenario, the shared state, and the changes that take effect in time.
 
+use crate::catalogue::Catalogue;
 use crate::dynamics::{self, Readings};
+use crate::gpu::{Gpu, NvmlCalls};
 use crate::quantity::Trigger;
-use crate::scenario::{LibraryBehaviour, ResolvedScenario, Scenario};
-use crate::state::{Event, ProcessSlot, State, now_ns};
+use crate::scenario::{Host, LibraryBehaviour, ResolvedScenario, Scenario, TimedChange};
+use crate::state::{Event, Fired, MAX_CHANGES, ProcessSlot, State, now_ns};
 use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -17,10 +19,12 @@ pub const NODE_VARIABLE: &str = "GPU_SIMULATOR_NODE";
 #[derive(Debug)]
 pub struct Node {
     folder: PathBuf,
-    resolved: ResolvedScenario,
+    name: String,
+    /// The scenario's file, and how often it had been replaced when it was read.
+    resolved: RwLock<(u64, Arc<ResolvedScenario>)>,
     state: State,
-    /// The scenario for each set of changes that has been in effect.
-    views: RwLock<HashMap<u64, Arc<Scenario>>>,
+    /// The scenario for each file and set of changes that has been in effect.
+    views: RwLock<HashMap<(u64, Fired), Arc<Scenario>>>,
 }
 
 impl Node {
@@ -48,40 +52,53 @@ impl Node {
     fn from_environment() -> Result<Self> {
         crate::marker::refuse_system_path()?;
         let folder = std::env::var_os(NODE_VARIABLE).with_context(|| {
-            format!("{NODE_VARIABLE} is not set; run the program under `cargo xtask simulate NODE -- PROGRAM`")
+            format!("{NODE_VARIABLE} is not set; run the program under `gpu-simulator run NODE -- PROGRAM`")
         })?;
         Self::open(Path::new(&folder))
     }
 
     /// Opens a folder that `prepare_node` made.
     pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join("scenario.json");
-        let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-        let resolved: ResolvedScenario =
-            serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
-        ensure!(
-            resolved.timed.len() <= 64,
-            "more than 64 timed changes in {}",
-            path.display()
-        );
         let state = State::open(&folder.join("state"))?;
+        let generation = state.generation();
+        let resolved = read_scenario(folder)?;
         let start: Scenario = serde_json::from_value(resolved.base.clone()).with_context(|| {
             format!(
-                "{} was written by another version of the simulator",
-                path.display()
+                "the scenario in {} was written by another version of the simulator",
+                folder.display()
             )
         })?;
+        let view = ((generation, Fired::default()), Arc::new(start));
         Ok(Self {
             folder: folder.to_owned(),
-            resolved,
+            name: resolved.name.clone(),
+            resolved: RwLock::new((generation, Arc::new(resolved))),
             state,
-            views: RwLock::new(HashMap::from([(0, Arc::new(start))])),
+            views: RwLock::new(HashMap::from([view])),
         })
     }
 
-    /// Node and faults, such as `p5.48xlarge+xid-79`.
+    /// Node and faults, such as `p5.48xlarge+xid-79`, when this process opened the node.
     pub fn name(&self) -> &str {
-        &self.resolved.name
+        &self.name
+    }
+
+    /// The scenario's file as it is now, and how often it was replaced.
+    fn resolved(&self) -> (u64, Arc<ResolvedScenario>) {
+        let generation = self.state.generation();
+        let known = self.resolved.read().unwrap_or_else(PoisonError::into_inner);
+        if known.0 == generation {
+            return known.clone();
+        }
+        drop(known);
+        // Replaced by a rename, so that it is there whole; who removed it has ended the node.
+        let read = Arc::new(read_scenario(&self.folder).expect("the node's scenario"));
+        let mut known = self
+            .resolved
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *known = (generation, read);
+        known.clone()
     }
 
     pub fn folder(&self) -> &Path {
@@ -94,70 +111,82 @@ impl Node {
 
     /// The scenario as it is now, after the changes whose time has come.
     pub fn scenario(&self) -> Arc<Scenario> {
-        self.advance();
-        let fired = self.state.fired();
-        if let Some(view) = self
-            .views
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&fired)
-        {
-            return Arc::clone(view);
-        }
-        let view = Arc::new(self.view(fired));
-        self.views
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(fired, Arc::clone(&view));
-        view
+        let (generation, resolved) = self.advanced();
+        self.view(generation, &resolved, self.state.fired())
     }
 
-    fn view(&self, fired: u64) -> Scenario {
-        let mut value = self.resolved.base.clone();
-        for (index, change) in self.resolved.timed.iter().enumerate() {
-            if fired & (1 << index) != 0 {
+    fn view(&self, generation: u64, resolved: &ResolvedScenario, fired: Fired) -> Arc<Scenario> {
+        let key = (generation, fired);
+        let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = views.get(&key) {
+            return Arc::clone(view);
+        }
+        drop(views);
+        let mut value = resolved.base.clone();
+        for (index, change) in resolved.timed.iter().enumerate() {
+            if fired.has(index) {
                 for (path, new) in &change.values {
                     crate::resolve::set_path(&mut value, path, new.clone());
                 }
             }
         }
-        // Every combination was checked when the node was prepared; a file that was edited since must not read as healthy.
-        serde_json::from_value(value).expect("the prepared scenario is valid")
+        // Every combination was checked when it was written; a file that was edited since must not read as healthy.
+        let view: Scenario = serde_json::from_value(value).expect("the prepared scenario is valid");
+        let view = Arc::new(view);
+        let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
+        views.insert(key, Arc::clone(&view));
+        view
     }
 
     /// Lets the changes whose time has come take effect, and their events happen, once in the whole node.
     pub fn advance(&self) {
-        if self.resolved.timed.is_empty() {
-            return;
+        self.advanced();
+    }
+
+    fn advanced(&self) -> (u64, Arc<ResolvedScenario>) {
+        let (generation, resolved) = self.resolved();
+        if resolved.timed.is_empty() {
+            return (generation, resolved);
         }
         let fired = self.state.fired();
-        for (index, change) in self.resolved.timed.iter().enumerate() {
-            if fired & (1 << index) != 0 {
-                continue;
+        for (index, change) in resolved.timed.iter().enumerate() {
+            if !fired.has(index)
+                && self.is_due(change, generation, &resolved)
+                && self.state.fire(index)
+            {
+                self.happen(index, generation, &resolved);
             }
-            let due = match change.trigger {
-                Trigger::AtNs(ns) => self.state.elapsed().as_nanos() >= u128::from(ns),
-                Trigger::AfterLaunches(count) => {
-                    self.state.gpu(change.gpu as usize).launches() >= count
-                }
-                Trigger::AfterLoadNs(ns) => self.state.gpu(change.gpu as usize).loaded_ns() >= ns,
-            };
-            if due && self.state.fire(index) {
-                self.happen(index);
+        }
+        (generation, resolved)
+    }
+
+    fn is_due(&self, change: &TimedChange, generation: u64, resolved: &ResolvedScenario) -> bool {
+        let gpu = self.state.gpu(change.gpu as usize);
+        match change.trigger {
+            Trigger::AtNs(ns) => self.state.elapsed().as_nanos() >= u128::from(ns),
+            Trigger::AfterLaunches(count) => gpu.launches() >= count,
+            Trigger::AfterLoadNs(ns) => gpu.loaded_ns() >= ns,
+            Trigger::AtTemperatureC(degrees) => {
+                let scenario = self.view(generation, resolved, self.state.fired());
+                let values = &scenario.gpus[change.gpu as usize];
+                dynamics::temperature_c(values, &gpu.dynamics) >= degrees
             }
         }
     }
 
-    fn happen(&self, change: usize) {
-        for event in self
-            .resolved
+    fn happen(&self, change: usize, generation: u64, resolved: &ResolvedScenario) {
+        let fired = self.state.fired();
+        let before = self.view(generation, resolved, fired.without(change));
+        let after = self.view(generation, resolved, fired);
+        // A file that cannot be written is the scenario's own fault (unreadable, read-only): the event still happens.
+        let _ = crate::host::update_sysroot(&self.folder.join("sysroot"), &before, &after);
+        for event in resolved
             .events
             .iter()
             .filter(|event| event.change == Some(change))
         {
-            for message in &event.kernel_log {
-                // A kernel log that cannot be written is the scenario's own fault (unreadable, read-only): the event still happens.
-                let _ = self.append_kernel_log(message);
+            for message in event.messages() {
+                let _ = self.append_kernel_log(&message, &after.host);
             }
             if let Some(xid) = event.xid {
                 self.state.push_event(Event {
@@ -168,12 +197,11 @@ impl Node {
         }
     }
 
-    fn append_kernel_log(&self, message: &str) -> Result<()> {
+    fn append_kernel_log(&self, message: &str, host: &Host) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
         let sequence = self.state.next_kernel_record();
-        let host = &self.scenario().host;
         // After everything that happened before the start, and not after the uptime that the sysroot tells.
-        let now_us = crate::host::UPTIME_S * 1_000_000 - 1_000_000;
+        let now_us = host.uptime_s * 1_000_000 - 1_000_000;
         let time_us = now_us - host.kernel_log_lag_s * 1_000_000 + sequence;
         let record = if host.kernel_log_overrun {
             let behind = self.state.next_kernel_record();
@@ -207,6 +235,22 @@ impl Node {
         state
             .dynamics
             .advance(&scenario.gpus[gpu], now_ns(), simulated || state.busy());
+        self.show_link(gpu, &scenario.gpus[gpu]);
+    }
+
+    /// Lets sysfs show a link whose speed follows load.
+    fn show_link(&self, index: usize, gpu: &Gpu) {
+        let pcie = &gpu.pcie;
+        let follows = [pcie.load_generation, pcie.load_width, pcie.idle_generation];
+        if follows.iter().all(Option::is_none) {
+            return;
+        }
+        let state = self.state.gpu(index);
+        let load = dynamics::link_load(gpu, &state.dynamics);
+        if state.note_link(pcie.shown_by_sysfs(load)) {
+            // As in `happen`.
+            let _ = crate::host::update_link(&self.folder.join("sysroot"), gpu, load);
+        }
     }
 
     /// What the GPU's sensors show now.
@@ -265,6 +309,49 @@ impl Drop for Work<'_> {
     }
 }
 
+fn read_scenario(folder: &Path) -> Result<ResolvedScenario> {
+    let path = folder.join("scenario.json");
+    let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let resolved: ResolvedScenario =
+        serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
+    ensure!(
+        resolved.timed.len() <= MAX_CHANGES,
+        "more than {MAX_CHANGES} timed changes in {}",
+        path.display()
+    );
+    Ok(resolved)
+}
+
+/// Faults set on a node while programs run on it.
+#[derive(Debug)]
+pub struct NodeChange<'change> {
+    pub catalogue: &'change Catalogue,
+    /// Everything back to what the node was without faults, before the rest.
+    pub healthy: bool,
+    /// Names or files of faults; their times count from now.
+    pub faults: &'change [String],
+    /// `PATH=VALUE`, such as `gpus.3.temperature.load_c=95`.
+    pub overrides: &'change [String],
+}
+
+/// Changes a prepared node, for the programs that run on it as for those to come. Returns the scenario's new name.
+pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
+    let lock = std::fs::File::create(folder.join("change.lock"))
+        .with_context(|| format!("there is no simulated node in {}", folder.display()))?;
+    lock.lock().context("wait for another change of the node")?;
+    let node = Node::open(folder)?;
+    let (_, resolved) = node.resolved();
+    let changed = crate::resolve::resolve_change(&resolved, change, &node.state)?;
+    let path = folder.join("scenario.json");
+    let new = folder.join("scenario.json.new");
+    std::fs::write(&new, serde_json::to_vec(&changed)?)
+        .with_context(|| format!("write {}", new.display()))?;
+    std::fs::rename(&new, &path).with_context(|| format!("replace {}", path.display()))?;
+    node.state.next_generation();
+    node.advance();
+    Ok(changed.name)
+}
+
 /// What a library does before it answers a call: it may be slow, hang, crash, or be told what to return.
 pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
     if behaviour.delay_us > 0 {
@@ -278,6 +365,20 @@ pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
         std::process::abort();
     }
     behaviour.returns.get(function).copied()
+}
+
+/// The same of a call for one GPU.
+pub fn misbehave_for(calls: &NvmlCalls, function: &str) -> Option<u32> {
+    if let Some(delay) = calls.delay.get(function) {
+        std::thread::sleep(delay.0);
+    }
+    if calls.hang.iter().any(|name| name == function) {
+        hang();
+    }
+    if calls.crash.iter().any(|name| name == function) {
+        std::process::abort();
+    }
+    calls.returns.get(function).copied()
 }
 
 /// A call that never returns.

@@ -2,7 +2,7 @@
 
 use crate::catalogue::Catalogue;
 use crate::host::LIBRARY_FOLDER;
-use crate::node::NODE_VARIABLE;
+use crate::node::{NODE_VARIABLE, Node};
 use crate::resolve::{resolve, scenario_at_start};
 use crate::scenario::{LibraryBehaviour, Scenario};
 use crate::state::State;
@@ -85,6 +85,19 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
     })
 }
 
+/// A node that was prepared before, for one more program on it.
+pub fn reopen_node(folder: &Path) -> Result<PreparedNode> {
+    let node = Node::open(folder)?;
+    let library_dir = folder.join("sysroot").join(LIBRARY_FOLDER);
+    Ok(PreparedNode {
+        scenario_name: node.name().to_owned(),
+        folder: folder.to_owned(),
+        sysroot: folder.join("sysroot"),
+        environment: environment(&node.scenario(), folder, &library_dir),
+        library_dir,
+    })
+}
+
 fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeMap<String, String> {
     let mut environment = scenario.host.environment.clone();
     let mut search_path = library_dir.display().to_string();
@@ -110,6 +123,8 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
     // Simulated GPUs of different nodes have the same UUIDs, and a GPU is burned once at a time.
     let runtime = folder.join("run").display().to_string();
     environment.insert("GPU_VALIDATOR_RUNTIME_DIR".to_owned(), runtime);
+    let sysroot = folder.join("sysroot").display().to_string();
+    environment.insert("GPU_SIMULATOR_SYSROOT".to_owned(), sysroot);
     environment.insert(NODE_VARIABLE.to_owned(), folder.display().to_string());
     environment
 }
@@ -132,7 +147,7 @@ fn install_libraries(
         library_dir,
         "libnvidia-ml.so",
         driver.nvml_version(),
-        &["1"],
+        &[".1", ""],
         &scenario.nvml,
     )?;
     install(
@@ -140,11 +155,11 @@ fn install_libraries(
         library_dir,
         "libcuda.so",
         driver.libcuda_version(),
-        &["1"],
+        &[".1", ""],
         &scenario.cuda,
     )?;
     // cuBLASLt follows the toolkit, not the driver; both majors that programs ask for are there.
-    for (soname, version) in [("12", "12.9.1.4"), ("13", "13.1.0.3")] {
+    for (soname, version) in [(".12", "12.9.1.4"), (".13", "13.1.0.3")] {
         install(
             own,
             library_dir,
@@ -162,7 +177,7 @@ fn install(
     library_dir: &Path,
     name: &str,
     version: &str,
-    sonames: &[&str],
+    links: &[&str],
     behaviour: &LibraryBehaviour,
 ) -> Result<()> {
     if !behaviour.present {
@@ -175,8 +190,8 @@ fn install(
     } else {
         crate::elf::copy_without_symbols(own, &file, &behaviour.missing_symbols)?;
     }
-    for soname in sonames {
-        let link = library_dir.join(format!("{name}.{soname}"));
+    for suffix in links {
+        let link = library_dir.join(format!("{name}{suffix}"));
         std::os::unix::fs::symlink(&file_name, &link)
             .with_context(|| format!("link {}", link.display()))?;
     }

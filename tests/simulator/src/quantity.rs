@@ -72,6 +72,29 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
+/// A time; written with its unit (`250ms`, `3s`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub Duration);
+
+impl Time {
+    pub fn as_ns(self) -> u64 {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{}us", self.0.as_micros()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse_duration(&text).map(Self).map_err(de::Error::custom)
+    }
+}
+
 /// When a change takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -82,6 +105,8 @@ pub enum Trigger {
     AfterLaunches(u64),
     /// Once the GPU was under load for this long, all loads together.
     AfterLoadNs(u64),
+    /// Once the GPU is so hot, in degrees Celsius.
+    AtTemperatureC(i32),
 }
 
 /// Reads `3s`, `250ms`, `2min`.
@@ -107,11 +132,15 @@ pub fn parse_launches(text: &str) -> Result<u64, String> {
         .strip_suffix("launches")
         .or_else(|| text.trim().strip_suffix("launch"))
         .and_then(|number| number.trim().parse().ok())
-        .ok_or_else(|| format!("`{text}` is neither a number of launches such as `1000 launches` nor a time such as `1s of load`"))
+        .ok_or_else(|| format!("`{text}` is neither a number of launches such as `1000 launches`, nor a time such as `1s of load`, nor a temperature such as `70 C`"))
 }
 
-/// Reads what comes `after:` something on the GPU: `1000 launches`, or `1.5s of load`.
+/// Reads what comes `after:` something on the GPU: `1000 launches`, `1.5s of load`, or `70 C`.
 pub fn parse_after(text: &str) -> Result<Trigger, String> {
+    let degrees = text.trim().strip_suffix('C');
+    if let Some(degrees) = degrees.and_then(|it| it.trim().parse().ok()) {
+        return Ok(Trigger::AtTemperatureC(degrees));
+    }
     let Some(time) = text.trim().strip_suffix("of load") else {
         return parse_launches(text).map(Trigger::AfterLaunches);
     };
@@ -154,6 +183,8 @@ mod tests {
             parse_after("1.5s of load"),
             Ok(Trigger::AfterLoadNs(1_500_000_000))
         );
+        assert_eq!(parse_after("70 C"), Ok(Trigger::AtTemperatureC(70)));
         assert!(parse_after("1.5s").is_err());
+        assert!(parse_after("warm C").is_err());
     }
 }

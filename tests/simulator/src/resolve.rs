@@ -1,15 +1,24 @@
 //! From names to a resolved scenario: node, then overrides, then faults, each value checked by its type.
 
 use crate::catalogue::{Catalogue, NodeFile, short_name, with_nearest};
-use crate::faults::{GpuSelection, Step};
+use crate::faults::{GpuSelection, Step, Xid};
+use crate::gpu::{Gpu, MemoryFaultKind, WrongResults};
+use crate::node::NodeChange;
 use crate::quantity::{Trigger, parse_after, parse_duration};
-use crate::scenario::{ResolvedScenario, Scenario, ScheduledEvent, TimedChange};
+use crate::scenario::{LibraryBehaviour, ResolvedScenario, Scenario, ScheduledEvent, TimedChange};
+use crate::state::{GpuState, MAX_CHANGES, State};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Maps whose entries are named freely; giving null for an entry removes it.
-const FREE_MAPS: [&str; 9] = [
+/// The path of the whole scenario.
+const WHOLE: &str = "";
+
+/// Maps whose entries are named freely; giving null for an entry removes it, except a file, which null keeps from being
+/// there.
+const FREE_MAPS: [&str; 11] = [
+    "host.files",
+    "host.limits",
     "host.units",
     "host.toolkits",
     "host.environment",
@@ -37,6 +46,7 @@ pub fn resolve(
     }
     let mut resolved = ResolvedScenario {
         name: node_name,
+        healthy: base.clone(),
         base,
         timed: Vec::new(),
         events: Vec::new(),
@@ -45,11 +55,111 @@ pub fn resolve(
         add_fault(catalogue, &mut resolved, name)?;
         resolved.name = format!("{}+{}", resolved.name, short_name(name));
     }
-    ensure!(
-        resolved.timed.len() <= 64,
-        "the faults have more than 64 changes in time"
-    );
+    check_count(&resolved)?;
     Ok(resolved)
+}
+
+fn check_count(resolved: &ResolvedScenario) -> Result<()> {
+    ensure!(
+        resolved.timed.len() <= MAX_CHANGES,
+        "the faults have more than {MAX_CHANGES} changes in time"
+    );
+    Ok(())
+}
+
+/// The scenario of a node that runs, with changes from now on.
+pub(crate) fn resolve_change(
+    resolved: &ResolvedScenario,
+    change: &NodeChange<'_>,
+    state: &State,
+) -> Result<ResolvedScenario> {
+    let mut changed = resolved.clone();
+    let now = Trigger::AtNs(u64::try_from(state.elapsed().as_nanos())?);
+    let at_once = |values| TimedChange {
+        trigger: now,
+        gpu: 0,
+        values,
+    };
+    if change.healthy {
+        let values = vec![(WHOLE.to_owned(), resolved.healthy.clone())];
+        changed.timed.push(at_once(values));
+        let node = resolved.name.split('+').next().unwrap_or_default();
+        node.clone_into(&mut changed.name);
+    }
+    for assignment in change.overrides {
+        let values = override_values(&changed, assignment)
+            .with_context(|| format!("in the override `{assignment}`"))?;
+        changed.timed.push(at_once(values));
+    }
+    for name in change.faults {
+        let (path, fault) = change.catalogue.fault(name)?;
+        let selection = fault.selection();
+        for step in fault.steps() {
+            add_later_step(&mut changed, &selection, &step, state).map_err(|(key, error)| {
+                error.context(
+                    key.map_or_else(|| path.display().to_string(), |key| place(&path, &key)),
+                )
+            })?;
+        }
+        changed.name = format!("{}+{}", changed.name, short_name(name));
+    }
+    check_count(&changed)?;
+    Ok(changed)
+}
+
+/// A step's trigger, counted from what the node has behind it.
+fn from_now(trigger: Option<Trigger>, gpu: &GpuState, elapsed_ns: u64) -> Trigger {
+    match trigger {
+        None => Trigger::AtNs(elapsed_ns),
+        Some(Trigger::AtNs(ns)) => Trigger::AtNs(elapsed_ns.saturating_add(ns)),
+        Some(Trigger::AfterLaunches(count)) => {
+            Trigger::AfterLaunches(gpu.launches().saturating_add(count))
+        }
+        Some(Trigger::AfterLoadNs(ns)) => Trigger::AfterLoadNs(gpu.loaded_ns().saturating_add(ns)),
+        Some(Trigger::AtTemperatureC(degrees)) => Trigger::AtTemperatureC(degrees),
+    }
+}
+
+fn add_later_step(
+    resolved: &mut ResolvedScenario,
+    selection: &GpuSelection,
+    step: &Step,
+    state: &State,
+) -> Result<(), KeyedError> {
+    let gpus = selected(resolved, selection)?;
+    let own = trigger(step).map_err(|error| (Some("at".to_owned()), error))?;
+    let first = gpus.first().copied().unwrap_or(0);
+    let elapsed_ns = u64::try_from(state.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let values = later_values(resolved, step, &gpus)?;
+    resolved.timed.push(TimedChange {
+        trigger: from_now(own, state.gpu(first as usize), elapsed_ns),
+        gpu: first,
+        values,
+    });
+    add_events(resolved, step, &gpus, Some(resolved.timed.len() - 1));
+    Ok(())
+}
+
+/// The values of an override on a node that runs, tried on what the earlier changes leave.
+fn override_values(resolved: &ResolvedScenario, assignment: &str) -> Result<Vec<(String, Value)>> {
+    let mut trial = changed_scenario(resolved);
+    let (paths, value) = parse_override(&trial, assignment)?;
+    for path in &paths {
+        apply(&mut trial, path, &value)?;
+    }
+    Ok(paths
+        .into_iter()
+        .map(|path| (path, value.clone()))
+        .collect())
+}
+
+/// The scenario after all of its changes.
+fn changed_scenario(resolved: &ResolvedScenario) -> Value {
+    let mut scenario = resolved.base.clone();
+    for (path, value) in resolved.timed.iter().flat_map(|change| &change.values) {
+        set_path(&mut scenario, path, value.clone());
+    }
+    scenario
 }
 
 /// The typed scenario at its start.
@@ -155,14 +265,7 @@ fn add_step(
     selection: &GpuSelection,
     step: &Step,
 ) -> Result<(), KeyedError> {
-    let count = resolved.base["gpus"].as_array().map_or(0, Vec::len);
-    let gpus = selection.indices(count);
-    if let Some(gpu) = gpus.iter().find(|gpu| **gpu as usize >= count) {
-        return Err((
-            Some("gpu".to_owned()),
-            anyhow!("GPU {gpu} does not exist: {} has {count}", resolved.name),
-        ));
-    }
+    let gpus = selected(resolved, selection)?;
     let trigger = trigger(step).map_err(|error| (Some("at".to_owned()), error))?;
     let first = gpus.first().copied().unwrap_or(0);
     let change = match trigger {
@@ -186,6 +289,18 @@ fn add_step(
     Ok(())
 }
 
+fn selected(resolved: &ResolvedScenario, selection: &GpuSelection) -> Result<Vec<u32>, KeyedError> {
+    let count = resolved.base["gpus"].as_array().map_or(0, Vec::len);
+    let gpus = selection.indices(count);
+    match gpus.iter().find(|gpu| **gpu as usize >= count) {
+        Some(gpu) => Err((
+            Some("gpu".to_owned()),
+            anyhow!("GPU {gpu} does not exist: {} has {count}", resolved.name),
+        )),
+        None => Ok(gpus),
+    }
+}
+
 /// The values of a later change, tried on what the earlier ones leave, so that their types are checked now and not at
 /// run time.
 fn later_values(
@@ -193,10 +308,7 @@ fn later_values(
     step: &Step,
     gpus: &[u32],
 ) -> Result<Vec<(String, Value)>, KeyedError> {
-    let mut trial = resolved.base.clone();
-    for (path, value) in resolved.timed.iter().flat_map(|change| &change.values) {
-        set_path(&mut trial, path, value.clone());
-    }
+    let mut trial = changed_scenario(resolved);
     let values = step_values(step, gpus)?;
     apply_all(&mut trial, &values).map_err(|(key, error)| (Some(key.to_owned()), error))?;
     Ok(values
@@ -229,26 +341,26 @@ fn add_events(resolved: &mut ResolvedScenario, step: &Step, gpus: &[u32], change
         let pci = address
             .rsplit_once('.')
             .map_or(address.as_str(), |(device, _)| device);
-        let mut kernel_log = Vec::new();
-        if let Some(xid) = &step.xid {
-            kernel_log.push(format!(
-                "NVRM: Xid (PCI:{pci}): {}, {}",
-                xid.code, xid.message
-            ));
+        let port = resolved.base["gpus"][*gpu as usize]["pcie"]["port"].as_str();
+        let port = port.unwrap_or(pci).to_owned();
+        let event = |xid, kernel_log, times| ScheduledEvent {
+            change,
+            gpu: *gpu,
+            xid,
+            kernel_log,
+            times,
+        };
+        if let Some(Xid { code, message }) = &step.xid {
+            let line = format!("NVRM: Xid (PCI:{pci}): {code}, {message}");
+            resolved.events.push(event(Some(*code), vec![line], 1));
         }
-        kernel_log.extend(
-            step.kernel_log
-                .iter()
-                .map(|line| line.replace("{pci}", pci)),
-        );
-        if !kernel_log.is_empty() {
-            let xid = step.xid.as_ref().map(|xid| xid.code);
-            resolved.events.push(ScheduledEvent {
-                change,
-                gpu: *gpu,
-                xid,
-                kernel_log,
-            });
+        if !step.kernel_log.is_empty() {
+            let lines = step.kernel_log.iter();
+            let lines = lines.map(|it| it.replace("{pci}", pci).replace("{port}", &port));
+            let lines = lines.collect();
+            resolved
+                .events
+                .push(event(None, lines, step.kernel_log_times));
         }
     }
 }
@@ -269,16 +381,22 @@ fn trigger(step: &Step) -> Result<Option<Trigger>> {
 }
 
 fn apply_override(base: &mut Value, assignment: &str) -> Result<()> {
+    let (paths, value) = parse_override(base, assignment)?;
+    for path in paths {
+        apply(base, &path, &value)?;
+    }
+    Ok(())
+}
+
+fn parse_override(base: &Value, assignment: &str) -> Result<(Vec<String>, Value)> {
     let (key, text) = assignment
         .split_once('=')
         .with_context(|| "an override is PATH=VALUE, such as gpu.memory=2GiB".to_owned())?;
     let value: Value =
         serde_yaml::from_str(text).with_context(|| format!("`{text}` is not a value"))?;
     let count = base["gpus"].as_array().map_or(0, Vec::len);
-    for path in absolute_paths(key, &GpuSelection::All.indices(count))? {
-        apply(base, &path, &value)?;
-    }
-    Ok(())
+    let paths = absolute_paths(key, &GpuSelection::All.indices(count))?;
+    Ok((paths, value))
 }
 
 /// `gpu.x` on each selected GPU becomes `gpus.N.x`; other layers are themselves.
@@ -348,20 +466,91 @@ fn apply(scenario: &mut Value, path: &str, value: &Value) -> Result<()> {
 }
 
 fn typed(scenario: &Value) -> Result<Scenario> {
-    serde_path_to_error::deserialize(scenario).map_err(|error| {
+    let scenario: Scenario = serde_path_to_error::deserialize(scenario).map_err(|error| {
         let path = error.path().to_string();
         anyhow!("{path}: {}", with_nearest(&error.into_inner().to_string()))
-    })
+    })?;
+    check_names(&scenario)?;
+    Ok(scenario)
+}
+
+/// Refuses names of functions, kernels and multiprocessors that there are not: a fault that strikes nothing reads as a
+/// healthy GPU.
+fn check_names(scenario: &Scenario) -> Result<()> {
+    type IsFunction = fn(&str) -> bool;
+    let libraries: [(&str, &LibraryBehaviour, IsFunction); 3] = [
+        ("nvml", &scenario.nvml, crate::nvml::is_function),
+        ("cuda", &scenario.cuda, |name| {
+            crate::cuda::function(name).is_some()
+        }),
+        ("cublaslt", &scenario.cublaslt, |name| {
+            name.starts_with("cublasLt")
+        }),
+    ];
+    for (layer, library, is_function) in libraries {
+        let lists = [&library.hang, &library.crash, &library.missing_symbols];
+        let named = lists.into_iter().flatten().chain(library.returns.keys());
+        for name in named {
+            ensure!(is_function(name), "{layer}: there is no function `{name}`");
+        }
+    }
+    for (index, gpu) in scenario.gpus.iter().enumerate() {
+        let calls = &gpu.nvml;
+        let lists = calls.hang.iter().chain(&calls.crash);
+        for name in lists.chain(calls.returns.keys()).chain(calls.delay.keys()) {
+            ensure!(
+                crate::nvml::is_function(name),
+                "gpus[{index}].nvml: there is no function `{name}`"
+            );
+        }
+        if let Some(wrong) = &gpu.wrong_results {
+            check_wrong_results(wrong, gpu)
+                .with_context(|| format!("gpus[{index}].wrong_results"))?;
+        }
+        for fault in &gpu.memory_faults {
+            let is_alias = fault.kind == MemoryFaultKind::Aliased;
+            ensure!(
+                is_alias == fault.onto.is_some() && fault.bit < 8 && fault.every > 0,
+                "gpus[{index}].memory_faults: `onto` belongs to `aliased` and to nothing else, `bit` is one of a byte (0 to 7), \
+                 and `every` is at least 1"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_wrong_results(wrong: &WrongResults, gpu: &Gpu) -> Result<()> {
+    if let Some(part) = &wrong.kernel {
+        let names = crate::cuda::kernels::names();
+        let meant = names.clone().any(|name| name.contains(part.as_str()));
+        if !meant {
+            let nearest = crate::catalogue::nearest(part, names).map_or(String::new(), |name| {
+                format!("; the nearest valid name is `{name}`")
+            });
+            bail!("kernel: no kernel's name contains `{part}`{nearest}");
+        }
+    }
+    ensure!(
+        wrong.sm.is_none_or(|sm| sm < gpu.sm_count),
+        "sm: the GPU has multiprocessors 0 to {}",
+        gpu.sm_count.saturating_sub(1)
+    );
+    Ok(())
 }
 
 /// Sets the value at a dotted path, making the maps on the way; a map given for a map is merged into it.
 pub(crate) fn set_path(root: &mut Value, path: &str, new: Value) {
+    if path == WHOLE {
+        *root = new;
+        return;
+    }
     let free = FREE_MAPS
         .iter()
         .find_map(|map| Some((*map, path.strip_prefix(map)?.strip_prefix('.')?)))
         .filter(|(map, _)| *map != "gpus");
     if let Some((map, key)) = free
         && new.is_null()
+        && !["host.files", "host.limits"].contains(&map)
     {
         if let Some(entries) = walk(root, map.split('.')).as_object_mut() {
             entries.shift_remove(key);

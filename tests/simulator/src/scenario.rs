@@ -64,6 +64,9 @@ impl Driver {
 pub enum KernelModule {
     Open,
     Proprietary,
+    /// The GPUs of a Windows host, through its paravirtualization (WSL2): the libraries work, the Linux kernel has no module,
+    /// no `/proc/driver/nvidia` and no GPU on its PCI bus.
+    Windows,
     /// No NVIDIA module is loaded: NVML answers DriverNotLoaded, CUDA 100.
     NotLoaded,
 }
@@ -174,6 +177,22 @@ pub struct Host {
     pub kernel_log_overrun: bool,
     #[serde(default)]
     pub container_runtime: ContainerRuntime,
+    /// What the programs run in.
+    #[serde(default)]
+    pub container: Container,
+    /// `ulimit`s of processes on the node, by their name in `/proc/self/limits` (`Max locked memory`): soft and hard alike,
+    /// in bytes where it is one of size; null is unlimited.
+    #[serde(default)]
+    pub limits: BTreeMap<String, Option<u64>>,
+    /// The size of `/dev/shm`.
+    #[serde(default)]
+    pub shared_memory: Option<Bytes>,
+    /// How long ago the node was booted, in seconds.
+    #[serde(default = "three_days")]
+    pub uptime_s: u64,
+    /// Further files below the sysroot, by their path without the first slash; null removes one that others wrote.
+    #[serde(default)]
+    pub files: BTreeMap<String, Option<String>>,
     /// Environment variables that processes on the node see.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
@@ -182,6 +201,10 @@ pub struct Host {
     pub module_parameters: BTreeMap<String, String>,
 }
 
+/// Every node was booted as long ago, so that rates since boot do not depend on the machine that simulates it.
+fn three_days() -> u64 {
+    3 * 24 * 3600
+}
 fn kernel_release() -> String {
     "6.1.155-176.282.amzn2023.x86_64".to_owned()
 }
@@ -202,6 +225,20 @@ fn device_nodes() -> Vec<String> {
     ]
     .map(str::to_owned)
     .to_vec()
+}
+
+/// The marks that container runtimes leave, and what a container does not see of its host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Container {
+    #[default]
+    None,
+    /// `/.dockerenv`.
+    Docker,
+    /// `/run/.containerenv`.
+    Podman,
+    /// The control group of a pod, and the service account's folder.
+    Kubernetes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,6 +324,8 @@ pub struct ResolvedScenario {
     pub timed: Vec<TimedChange>,
     /// Events that are there from the start, or come with a timed change.
     pub events: Vec<ScheduledEvent>,
+    /// `Scenario` without faults, from the start.
+    pub healthy: serde_json::Value,
 }
 
 /// Values that change when the trigger is met.
@@ -311,4 +350,18 @@ pub struct ScheduledEvent {
     pub xid: Option<u32>,
     /// Messages that the kernel log gains.
     pub kernel_log: Vec<String>,
+    /// How many times it gains them, with `{n}` as the number of each time.
+    pub times: u32,
+}
+
+impl ScheduledEvent {
+    /// All messages in their order.
+    pub fn messages(&self) -> impl Iterator<Item = String> {
+        (0..self.times).flat_map(|number| {
+            let number = number.to_string();
+            self.kernel_log
+                .iter()
+                .map(move |message| message.replace("{n}", &number))
+        })
+    }
 }

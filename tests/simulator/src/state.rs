@@ -21,14 +21,34 @@ pub const MAX_GPUS: usize = 16;
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
 const EVENT_CAPACITY: usize = 256;
-const MAGIC: u64 = 0x4750_5553_494d_0003;
+const MAGIC: u64 = 0x4750_5553_494d_0004;
+/// Changes in time that a node can have, those that were set while it ran included.
+pub const MAX_CHANGES: usize = 256;
+
+/// Which timed changes took effect, a bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Fired([u64; MAX_CHANGES / 64]);
+
+impl Fired {
+    pub fn has(&self, change: usize) -> bool {
+        self.0[change / 64] & (1 << (change % 64)) != 0
+    }
+
+    /// The same without this change.
+    pub(crate) fn without(mut self, change: usize) -> Self {
+        self.0[change / 64] &= !(1 << (change % 64));
+        self
+    }
+}
 
 #[repr(C)]
 struct Layout {
     magic: AtomicU64,
     started_ns: AtomicU64,
+    /// How often the scenario was replaced since the node was prepared.
+    generation: AtomicU64,
     /// One bit a timed change that took effect.
-    fired: AtomicU64,
+    fired: [AtomicU64; MAX_CHANGES / 64],
     /// Events so far.
     event_head: AtomicU64,
     /// The low half of `event_head` once more, as the word that waiters sleep on.
@@ -47,6 +67,8 @@ pub struct GpuState {
     launches: AtomicU64,
     /// Launches of the kernels that `wrong_results` is about.
     spoilable_launches: AtomicU64,
+    /// What sysfs shows of the PCIe link (`Node::show_link`).
+    shown_link: AtomicU64,
     pub(crate) dynamics: crate::dynamics::DynamicState,
     processes: [ProcessSlot; MAX_PROCESSES],
 }
@@ -185,14 +207,29 @@ impl State {
         &self.layout().gpus[index]
     }
 
-    /// Which timed changes took effect, a bit each.
-    pub fn fired(&self) -> u64 {
-        self.layout().fired.load(Ordering::Acquire)
+    /// How often the scenario was replaced.
+    pub fn generation(&self) -> u64 {
+        self.layout().generation.load(Ordering::Acquire)
+    }
+
+    /// Makes every process read the scenario again.
+    pub(crate) fn next_generation(&self) {
+        self.layout().generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Which timed changes took effect.
+    pub fn fired(&self) -> Fired {
+        let words = &self.layout().fired;
+        Fired(std::array::from_fn(|word| {
+            words[word].load(Ordering::Acquire)
+        }))
     }
 
     /// Marks a timed change; true for the one caller that did it first.
     pub fn fire(&self, change: usize) -> bool {
-        self.layout().fired.fetch_or(1 << change, Ordering::AcqRel) & (1 << change) == 0
+        let bit = 1 << (change % 64);
+        let word = &self.layout().fired[change / 64];
+        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
     /// Says how many records the kernel log starts with.
@@ -287,8 +324,15 @@ impl GpuState {
         self.launches.load(Ordering::Relaxed)
     }
 
-    pub fn count_launch(&self) {
-        self.launches.fetch_add(1, Ordering::Relaxed);
+    /// Counts a launch and returns its number, from 0.
+    pub fn count_launch(&self) -> u64 {
+        self.launches.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Notes what sysfs shows of the link; true where it showed something else.
+    pub(crate) fn note_link(&self, link: (u32, u32)) -> bool {
+        let word = u64::from(link.0) << 32 | u64::from(link.1);
+        self.shown_link.swap(word, Ordering::AcqRel) != word
     }
 
     /// Time of load so far, in nanoseconds.
@@ -439,7 +483,7 @@ fn is_alive(owner: u64) -> bool {
 }
 
 /// Start time in clock ticks since boot (`/proc/<pid>/stat`, field 22); none when there is no such process, or only its zombie.
-fn start_time(pid: u32) -> Option<u32> {
+pub(crate) fn start_time(pid: u32) -> Option<u32> {
     let mut buffer = [0; 1024];
     let length = File::open(format!("/proc/{pid}/stat"))
         .ok()?

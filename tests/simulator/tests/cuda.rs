@@ -6,10 +6,11 @@ mod on_node;
 
 use on_node::{NODE, on_node};
 use simulator::cuda::api::*;
+use simulator::cuda::library::*;
 use simulator::cuda::result;
 use std::ffi::{CString, c_void};
 
-const CHECK_PTX: &str = include_str!("../../../validator/src/load/kernels/check.ptx");
+const CHECK_PTX: &str = include_str!("../../../validator/src/workload/check/check.ptx");
 
 /// Starts the driver with a context on the first device.
 unsafe fn start() {
@@ -327,4 +328,216 @@ fn a_mig_instance_stands_for_its_gpu_with_its_own_memory() {
             run_check_kernel(1000, 7).unwrap();
         },
     );
+}
+
+#[test]
+fn a_primary_context_lives_until_its_last_release() {
+    let name = "a_primary_context_lives_until_its_last_release";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        assert_eq!(cuInit(0), result::SUCCESS);
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), result::INVALID_CONTEXT);
+        let (mut first, mut second) = (0, 0);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut first, 0), result::SUCCESS);
+        assert_eq!(
+            cuDevicePrimaryCtxRetain(&raw mut second, 0),
+            result::SUCCESS
+        );
+        assert_eq!(first, second);
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), result::SUCCESS);
+        assert_eq!(cuCtxSetCurrent(first), result::SUCCESS);
+        let mut pointer = 0;
+        assert_eq!(cuMemAlloc_v2(&raw mut pointer, 1 << 20), result::SUCCESS);
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), result::SUCCESS);
+        assert_eq!(
+            cuMemAlloc_v2(&raw mut pointer, 1 << 20),
+            result::CONTEXT_IS_DESTROYED
+        );
+        assert_eq!(cuCtxSetCurrent(first), result::INVALID_CONTEXT);
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), result::INVALID_CONTEXT);
+        // Retained once more, it is the same context, and active again where it was current.
+        assert_eq!(
+            cuDevicePrimaryCtxRetain(&raw mut second, 0),
+            result::SUCCESS
+        );
+        assert_eq!(first, second);
+        assert_eq!(cuMemAlloc_v2(&raw mut pointer, 1 << 20), result::SUCCESS);
+    });
+}
+
+#[test]
+fn a_reset_primary_context_stays_retained() {
+    let name = "a_reset_primary_context_stays_retained";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        start();
+        let (mut context, mut flags, mut active, mut pointer) = (0, 0, 0, 0);
+        assert_eq!(cuMemAlloc_v2(&raw mut pointer, 1 << 30), result::SUCCESS);
+        assert_eq!(cuDevicePrimaryCtxReset_v2(0), result::SUCCESS);
+        let folder = std::env::var_os(NODE).unwrap();
+        let node = simulator::node::Node::open(folder.as_ref()).unwrap();
+        assert_eq!(node.memory_used(0), 0);
+        let state = cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active);
+        assert_eq!((state, active), (result::SUCCESS, 0));
+        assert_eq!(
+            cuDevicePrimaryCtxRetain(&raw mut context, 0),
+            result::SUCCESS
+        );
+        // Retained twice by now.
+        assert_eq!(cuDevicePrimaryCtxRelease_v2(0), result::SUCCESS);
+        run_check_kernel(100, 1).unwrap();
+    });
+}
+
+#[test]
+fn one_of_two_contexts_gives_its_own_memory_back() {
+    let name = "one_of_two_contexts_gives_its_own_memory_back";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        start();
+        let (mut context, mut pointer) = (0, 0);
+        assert_eq!(cuMemAlloc_v2(&raw mut pointer, 1 << 30), result::SUCCESS);
+        assert_eq!(cuCtxCreate_v2(&raw mut context, 0, 0), result::SUCCESS);
+        assert_eq!(cuMemAlloc_v2(&raw mut pointer, 2 << 30), result::SUCCESS);
+        assert_eq!(cuCtxDestroy_v2(context), result::SUCCESS);
+        let folder = std::env::var_os(NODE).unwrap();
+        let node = simulator::node::Node::open(folder.as_ref()).unwrap();
+        assert_eq!(node.memory_used(0), 1 << 30);
+    });
+}
+
+#[test]
+fn the_driver_can_be_called_while_a_program_ends() {
+    extern "C" fn at_exit() {
+        // SAFETY: the driver was started, and its functions take any handle.
+        let released = unsafe {
+            let mut context = 0;
+            let current = cuCtxGetCurrent(&raw mut context);
+            let synchronized = cuCtxSynchronize();
+            (current, synchronized, cuDevicePrimaryCtxRelease_v2(0))
+        };
+        if released != (result::SUCCESS, result::SUCCESS, result::SUCCESS) {
+            // SAFETY: ends the process at once; the test that started it sees the exit code.
+            unsafe { libc::_exit(77) }
+        }
+    }
+    let name = "the_driver_can_be_called_while_a_program_ends";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        // On the thread that runs the handlers of `atexit`, whose thread-local values are gone by then.
+        let thread = std::thread::spawn(|| {
+            start();
+            run_check_kernel(100, 1).unwrap();
+            libc::atexit(at_exit);
+            println!("test result: ok. 1 passed");
+            std::io::Write::flush(&mut std::io::stdout()).unwrap();
+            libc::exit(0);
+        });
+        thread.join().unwrap();
+    });
+}
+
+/// `cuGetProcAddress` of a function for callers of this CUDA version.
+unsafe fn address_of(name: &str, version: i32) -> (u32, *mut c_void) {
+    let name = CString::new(name).unwrap();
+    let mut address = std::ptr::null_mut();
+    let code = unsafe { cuGetProcAddress(name.as_ptr(), &raw mut address, version, 0) };
+    (code, address)
+}
+
+#[test]
+fn every_exported_function_is_offered_by_name() {
+    let name = "every_exported_function_is_offered_by_name";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        assert_eq!(cuInit(0), result::SUCCESS);
+        for name in [
+            "cuLibraryLoadData",
+            "cuGraphCreate",
+            "cuDeviceGetDefaultMemPool",
+            "cuCtxGetId",
+            "cuCtxSynchronize",
+            "cuMemAlloc",
+        ] {
+            let (code, address) = address_of(name, 12_040);
+            assert_eq!(code, result::SUCCESS, "{name}");
+            assert!(!address.is_null(), "{name}");
+        }
+        assert_eq!(address_of("cuNoSuchFunction", 12_040).0, result::NOT_FOUND);
+        // What a caller of CUDA 12 means by the name is not what one of CUDA 13 means.
+        let of_twelve = address_of("cuCtxSynchronize", 12_040).1;
+        assert_ne!(of_twelve, address_of("cuCtxSynchronize", 13_000).1);
+    });
+}
+
+#[test]
+fn a_librarys_kernel_runs() {
+    on_node("a_librarys_kernel_runs", "h200x1", &[], &[], || unsafe {
+        assert_eq!(cuInit(0), result::SUCCESS);
+        let ptx = CString::new(CHECK_PTX).unwrap();
+        let (mut library, mut kernel, mut function, mut count) = (0, 0, 0, 0);
+        let none: *mut c_void = std::ptr::null_mut();
+        let loaded = cuLibraryLoadData(
+            &raw mut library,
+            ptx.as_ptr().cast(),
+            none.cast(),
+            none.cast(),
+            0,
+            none.cast(),
+            none.cast(),
+            0,
+        );
+        assert_eq!(loaded, result::SUCCESS);
+        let counted = cuLibraryGetKernelCount(&raw mut count, library);
+        assert_eq!((counted, count), (result::SUCCESS, 1));
+        let found = cuLibraryGetKernel(&raw mut kernel, library, c"no_such_kernel".as_ptr());
+        assert_eq!(found, result::NOT_FOUND);
+        let found = cuLibraryGetKernel(&raw mut kernel, library, c"gpu_validator_check".as_ptr());
+        assert_eq!(found, result::SUCCESS);
+        start();
+        let code = cuKernelGetFunction(&raw mut function, kernel);
+        assert_eq!(code, result::SUCCESS);
+        let mut out = 0u64;
+        assert_eq!(cuMemAlloc_v2(&raw mut out, 1024), result::SUCCESS);
+        let (values, seed) = (256u32, 7u32);
+        let parameters: [*const c_void; 3] = [
+            (&raw const out).cast(),
+            (&raw const values).cast(),
+            (&raw const seed).cast(),
+        ];
+        let nothing = std::ptr::null();
+        let launched = cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            0,
+            parameters.as_ptr(),
+            nothing,
+        );
+        assert_eq!(launched, result::SUCCESS);
+        assert_eq!(cuLibraryUnload(library), result::SUCCESS);
+        assert_eq!(cuLibraryUnload(library), result::INVALID_HANDLE);
+    });
+}
+
+#[test]
+fn a_default_memory_pool_gives_memory_and_keeps_what_it_is_set_to() {
+    let name = "a_default_memory_pool_gives_memory_and_keeps_what_it_is_set_to";
+    on_node(name, "h200x1", &[], &[], || unsafe {
+        start();
+        let (mut pool, mut again, mut pointer, mut threshold) = (0, 0, 0u64, 0u64);
+        let code = cuDeviceGetDefaultMemPool(&raw mut pool, 0);
+        assert_eq!(code, result::SUCCESS);
+        assert_eq!(cuDeviceGetMemPool(&raw mut again, 0), result::SUCCESS);
+        assert_eq!(pool, again);
+        let keep: u64 = 1 << 30;
+        let code = cuMemPoolSetAttribute(pool, 4, (&raw const keep).cast());
+        assert_eq!(code, result::SUCCESS);
+        let code = cuMemPoolGetAttribute(pool, 4, (&raw mut threshold).cast());
+        assert_eq!((code, threshold), (result::SUCCESS, keep));
+        let code = cuMemAllocFromPoolAsync(&raw mut pointer, 1 << 20, pool, 0);
+        assert_eq!(code, result::SUCCESS);
+        assert_eq!(cuMemFreeAsync(pointer, 0), result::SUCCESS);
+        assert_eq!(cuMemPoolDestroy(pool), result::INVALID_VALUE);
+    });
 }

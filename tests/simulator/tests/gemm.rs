@@ -25,11 +25,11 @@ fn on_node(test: &str, overrides: &[&str], body: impl FnOnce()) {
 }
 
 const MODULES: [&str; 5] = [
-    include_str!("../../../validator/src/load/kernels/built/support.ptx"),
-    include_str!("../../../validator/src/load/kernels/built/gemm_sm70.ptx"),
-    include_str!("../../../validator/src/load/kernels/built/gemm_sm80.ptx"),
-    include_str!("../../../validator/src/load/kernels/built/gemm_sm89.ptx"),
-    include_str!("../../../validator/src/load/kernels/built/gemm_sm90a.ptx"),
+    include_str!("../../../validator/src/workload/gemm/built/support.ptx"),
+    include_str!("../../../validator/src/workload/gemm/built/gemm_sm70.ptx"),
+    include_str!("../../../validator/src/workload/gemm/built/gemm_sm80.ptx"),
+    include_str!("../../../validator/src/workload/gemm/built/gemm_sm89.ptx"),
+    include_str!("../../../validator/src/workload/gemm/built/gemm_sm90a.ptx"),
 ];
 
 const SEED: u64 = 0x1234_5678_90AB_CDEF;

@@ -182,3 +182,46 @@ fn a_fault_file_outside_the_repository_works_and_its_mistakes_name_the_line() {
         "{error}"
     );
 }
+
+#[test]
+fn a_fault_that_would_strike_nothing_is_refused() {
+    for (set, part) in [
+        (
+            "gpu.wrong_results={kind: bit, kernel: gemn}",
+            "no kernel's name contains `gemn`",
+        ),
+        (
+            "gpu.wrong_results={kind: bit, sm: 132}",
+            "multiprocessors 0 to 131",
+        ),
+        (
+            "nvml.hang=[nvmlDeviceGetTemprature]",
+            "no function `nvmlDeviceGetTemprature`",
+        ),
+        ("gpus.2.nvml.returns.nvmlDeviceGetSerail=3", "gpus[2].nvml"),
+        ("cuda.returns.cuMemAloc_v2=2", "no function `cuMemAloc_v2`"),
+        (
+            "gpu.memory_faults=[{kind: at-rest, bit: 8}]",
+            "`bit` is one of a byte",
+        ),
+        (
+            "gpu.memory_faults=[{kind: aliased}]",
+            "`onto` belongs to `aliased`",
+        ),
+        ("host.limits.Max open file=1024", "no limit `Max open file`"),
+        ("host.files.../outside=x", "not a path below the sysroot"),
+    ] {
+        let error = error_of("strikes-nothing", "h200x8", &[], &[set]);
+        assert!(error.contains(part), "{set}: {error}");
+    }
+    prepare(
+        "strikes",
+        "h200x8",
+        &[],
+        &[
+            "gpu.wrong_results={kind: bit, kernel: gemm, sm: 131}",
+            "nvml.hang=[nvmlDeviceGetTemperature]",
+        ],
+    )
+    .unwrap();
+}

@@ -7,19 +7,21 @@ use anyhow::bail;
 
 use super::burn_options::{BurnDuration, BurnMemory};
 use super::burn_view::BurnView;
-use super::report_files::ReportFiles;
+use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
 use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
 use super::running_burns::{
     RunningBurn, RuntimeFolder, Stopped, already_burned, start_in_background,
 };
 use super::terminal::{to_stderr, to_stdout};
-use crate::facts::{Facts, Precision};
-use crate::findings::{ExitStatus, Run};
-use crate::level::Level;
-use crate::load::burn::is_named;
-use crate::load::standby::Standby;
-use crate::probe::{BurnOptions, EngineChoice};
+use crate::plan::BurnOptions;
+use crate::session::SessionOptions;
+use crate::session::burn::is_named;
+use crate::session::standby::Standby;
+use validator_core::facts::{Facts, Precision};
+use validator_core::findings::{ExitStatus, Run};
+use validator_core::level::Level;
+use validator_core::plan::EngineChoice;
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -27,7 +29,7 @@ use crate::probe::{BurnOptions, EngineChoice};
 /// reference product is proved with exact operands, by Freivalds' check and by rows that the host computes; every element
 /// of every product is then compared with it. Ctrl-C stops within a second and reports what was measured.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES, args_conflicts_with_subcommands = true)]
+#[command(after_long_help = crate::commands::EXIT_CODES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<BurnCommand>,
@@ -35,7 +37,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     duration: BurnDuration,
     /// What to multiply, one after another; by default what heats a GPU most
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     precision: Vec<Precision>,
     /// Only these GPUs, by UUID or PCI address; by default all that CUDA_VISIBLE_DEVICES leaves
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -52,7 +54,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
     /// Who multiplies
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_parser = crate::cli_values::engine(), default_value = "auto")]
     engine: EngineChoice,
     /// Burn a GPU although other processes use it
     #[arg(long)]
@@ -115,19 +117,20 @@ fn status() -> anyhow::Result<ExitStatus> {
 
 fn in_words(burn: &RunningBurn) -> String {
     use std::fmt::Write as _;
+    use validator_core::report::one_line;
     let mut text = format!(
         "process {}: {} for {:.0} s",
         burn.pid,
-        crate::machine::counted(burn.gpus.len(), "GPU"),
+        validator_core::queries::counted(burn.gpus.len(), "GPU"),
         burn.duration_s
     );
     // Writing to a string does not fail.
     if let Some(log) = &burn.log {
-        let _ = write!(text, ", log {}", log.display());
+        let _ = write!(text, ", log {}", one_line(&log.display().to_string()));
     }
     text.push('\n');
     for line in &burn.progress {
-        let _ = writeln!(text, "  {line}");
+        let _ = writeln!(text, "  {}", one_line(line));
     }
     text
 }
@@ -179,7 +182,7 @@ fn refuse_second_burn(folder: &RuntimeFolder, named: &[String]) -> anyhow::Resul
             .iter()
             .find(|it| named.is_empty() || named.iter().any(|name| it.eq_ignore_ascii_case(name)));
         if let Some(uuid) = gpu {
-            bail!("{}", already_burned(uuid, Some(&burn)));
+            return Err(already_burned(uuid, Some(&burn)).into());
         }
     }
     Ok(())
@@ -190,10 +193,11 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         // A session of its own: the end of the terminal is not the end of the burn.
         let _ = rustix::process::setsid();
     }
+    let interrupt = stop_on_signals()?;
+    let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[])?;
     let (profile, profile_name) = arguments.report.profile()?;
     let folder = RuntimeFolder::open()?;
     refuse_second_burn(&folder, &arguments.gpu)?;
-    let interrupt = stop_on_signals()?;
     let mut probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut options = BurnOptions {
@@ -207,7 +211,10 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         engine: arguments.engine,
     };
     let standby = Arc::new(Standby::new(options.clone()));
-    probe.standby = Some(Arc::clone(&standby));
+    let session = SessionOptions {
+        standby: Some(Arc::clone(&standby)),
+        ..SessionOptions::from(probe.clone())
+    };
     let mut files = ReportFiles::new(&arguments.report, arguments.facts.as_deref());
     let judged = |facts| Run::judged(facts, &profile, &profile_name, LEVEL);
     let not_burned = |facts: &Facts| Facts {
@@ -220,7 +227,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         level: LEVEL,
         ..Facts::default()
     })));
-    let mut facts = watch(probe.clone(), &interrupt, &mut |_, facts| {
+    let mut facts = watch(session, &interrupt, &mut |_, facts| {
         files.write(&judged(not_burned(facts)));
     });
     // Until the reports are written this burn is not over: neither is the next one's time, nor is it said that none runs.
@@ -241,7 +248,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         let mut announcement =
             folder.announce(gpus, options.duration, arguments.in_background.clone())?;
         let mut view = BurnView::new(&facts, options.duration);
-        crate::load::burn::burn(
+        crate::session::burn::burn(
             &options,
             &probe,
             &standby,
@@ -252,9 +259,10 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
                 view.show(gpus);
             },
         );
+        crate::session::read_after_load(&probe, &interrupt, &mut facts);
         held = Some((locks, announcement));
     }
-    refuse_simulated(&mut facts, arguments.report.forbid_simulated);
+    refuse_simulated(&mut facts, arguments.report.refuses_simulated());
     let run = judged(facts);
     to_stderr(&summary(&run.facts));
     files.finish(&run, &arguments.report);
@@ -265,7 +273,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 /// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
 fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
-        let visible = crate::load::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
+        let visible = crate::session::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
         return Ok(visible.unwrap_or_default());
     }
     named.iter().map(|name| uuid_of(name, facts)).collect()
@@ -321,7 +329,7 @@ fn summary(facts: &Facts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_machine::healthy_node;
+    use validator_core::test_machine::healthy_node;
 
     #[test]
     fn gpus_are_named_by_uuid_or_address() {

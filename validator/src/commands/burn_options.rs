@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use crate::facts::Precision;
-use crate::level::Level;
-use crate::probe::{BurnOptions, EngineChoice, MemoryShare};
-use crate::profile::{BURN_SECONDS, Profile};
+use crate::plan::BurnOptions;
+use crate::plan::MemoryShare;
+use validator_core::facts::Precision;
+use validator_core::level::Level;
+use validator_core::plan::EngineChoice;
+use validator_core::profile::{BURN_SECONDS, Profile};
 
 /// Options of the burn at level standard (10 s) and extended (60 s, several precisions).
 #[derive(Debug, clap::Args)]
@@ -20,10 +22,10 @@ pub(crate) struct BurnOfRun {
     #[arg(long, value_name = "TIME", env = "GPU_VALIDATOR_BURN_DURATION")]
     burn_duration: Option<BurnDuration>,
     /// What to multiply, one after another [default: what heats a GPU most; several at level extended]
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     burn_precision: Vec<Precision>,
     /// Who multiplies [default: auto]
-    #[arg(long, value_name = "ENGINE", value_enum)]
+    #[arg(long, value_name = "ENGINE", value_parser = crate::cli_values::engine())]
     burn_engine: Option<EngineChoice>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB [default: 95%]
     #[arg(long, value_name = "SIZE", env = "GPU_VALIDATOR_BURN_MEMORY")]
@@ -178,7 +180,7 @@ mod tests {
         level: Level,
         options: &BurnOfRun,
     ) -> anyhow::Result<Result<BurnOptions, String>> {
-        let profile = crate::profile::parse(profile, "p.yaml").expect("a profile");
+        let profile = validator_core::parse_profile(profile, "p.yaml").expect("a profile");
         options.plan(level, &profile)
     }
 

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::terminal::to_stderr;
-use crate::burned;
-use crate::facts::{ClocksEventReasons, Facts, GpuFacts, SensorSample};
-use crate::probe::{BurnProgress, BurnState};
-use crate::reference::GemmRate;
+use crate::plan::BurnProgress;
+use crate::plan::BurnState;
+use validator_core::burned;
+use validator_core::facts::{ClocksEventReasons, Facts, GpuFacts, SensorSample};
+use validator_core::reference::GemmRate;
 
 /// Between two plain lines about a GPU.
 const LINE_PERIOD: Duration = Duration::from_secs(5);
@@ -225,8 +226,8 @@ fn push_sensors(text: &mut String, sensors: SensorSample, power_limit_mw: Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Precision;
-    use crate::test_machine::healthy_node;
+    use validator_core::facts::Precision;
+    use validator_core::test_machine::healthy_node;
 
     fn running(uuid: &str) -> BurnProgress {
         BurnProgress {

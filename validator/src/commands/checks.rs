@@ -3,11 +3,11 @@
 use anyhow::bail;
 
 use super::terminal::to_stdout;
-use crate::check::{Entry, Judge, title};
-use crate::checks::ALL;
-use crate::findings::ExitStatus;
-use crate::level::Level;
-use crate::nearest_name::nearest_name;
+use validator_core::CHECKS as ALL;
+use validator_core::check::{Entry, Judge, title};
+use validator_core::findings::ExitStatus;
+use validator_core::level::Level;
+use validator_core::nearest_name::nearest_name;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ChecksCommand {
@@ -54,7 +54,7 @@ fn list() -> String {
 
 fn explain(id: &str) -> anyhow::Result<String> {
     let Some(entry) = ALL.iter().find(|it| it.check.id == id) else {
-        match nearest_name(id, crate::check::ids()) {
+        match nearest_name(id, validator_core::check_ids()) {
             Some(near) => bail!("there is no check `{id}`; did you mean `{near}`?"),
             None => bail!("there is no check `{id}`; `gpu-validator checks list` names all"),
         }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn every_check_is_listed_and_can_be_explained() {
         let list = super::list();
-        for entry in crate::checks::ALL {
+        for entry in validator_core::CHECKS {
             assert!(list.contains(entry.check.id));
             let text = super::explain(entry.check.id).expect("it is a check");
             for heading in ["Why:", "How it is judged:", "What to do:", "Source:"] {

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::burn_options::BurnOfRun;
-use super::report_files::{facts_json, write_whole};
+use super::report_files::{ClaimedOutputs, facts_json, write_whole};
 use super::run::{probe_options, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
-use crate::findings::ExitStatus;
-use crate::level::Level;
+use crate::session::SessionOptions;
+use validator_core::findings::ExitStatus;
+use validator_core::level::Level;
 
 /// Look at this machine and write what was seen, without judging
 ///
@@ -19,7 +20,7 @@ pub(crate) struct Arguments {
     #[arg(long, short, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     output: Option<PathBuf>,
     /// How much to look at
-    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
+    #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
     burn: BurnOfRun,
@@ -35,12 +36,16 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
-    let profile = match arguments.profile.as_deref() {
-        Some(path) => crate::profile::load(path)?,
-        None => crate::profile::Profile::default(),
-    };
     let interrupt = stop_on_signals()?;
-    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    let outputs: Vec<&Path> = arguments.output.as_deref().into_iter().collect();
+    let inputs: Vec<&Path> = arguments.profile.as_deref().into_iter().collect();
+    let _outputs = ClaimedOutputs::of_paths(&outputs, &inputs)?;
+    let profile = match arguments.profile.as_deref() {
+        Some(path) => crate::profile_file::load(path)?,
+        None => validator_core::profile::Profile::default(),
+    };
+    let probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
     let mut facts = watch(options, &interrupt, &mut |_, _| {});
     if arguments.anonymize {

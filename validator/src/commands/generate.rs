@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use clap_complete::Shell;
 
 use super::terminal::to_stdout;
-use crate::findings::ExitStatus;
+use validator_core::findings::ExitStatus;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum GenerateCommand {
@@ -17,9 +17,11 @@ pub(crate) enum GenerateCommand {
     },
 }
 
-pub(crate) fn generate(command: &GenerateCommand) -> anyhow::Result<ExitStatus> {
+pub(crate) fn generate(
+    command: &GenerateCommand,
+    mut program: clap::Command,
+) -> anyhow::Result<ExitStatus> {
     let mut text = Vec::new();
-    let mut program = crate::cli::command();
     match command {
         GenerateCommand::Man => man(program, &mut text).context("the man page cannot be made")?,
         GenerateCommand::Completions { shell } => {

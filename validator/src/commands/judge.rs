@@ -7,39 +7,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail};
 
-use super::report_files::{ReportFiles, is_standard_output, write_whole};
+use super::report_files::{ClaimedOutputs, ReportFiles, is_standard_output, write_whole};
 use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
 use super::terminal::{to_stderr, to_stdout};
-use crate::facts::Facts;
-use crate::findings::{ExitStatus, Run};
-use crate::level::Level;
-use crate::profile::Profile;
-use crate::report::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+use validator_core::facts::Facts;
+use validator_core::findings::{ExitStatus, Run};
+use validator_core::level::Level;
+use validator_core::profile::Profile;
+use validator_core::report::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 
 /// Judge facts that were collected before
 ///
 /// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts everywhere.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES)]
+#[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// A facts file, or a folder: each *.json in it is judged, one line each, and only --json may be written
     #[arg(value_name = "FACTS")]
     facts: PathBuf,
     /// Judge at a lower level than the facts were collected at
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = crate::cli_values::level())]
     level: Option<Level>,
     #[command(flatten)]
     report: ReportOptions,
 }
 
 pub(crate) fn judge(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let _outputs = ClaimedOutputs::of(&arguments.report, None, &[Some(&arguments.facts)])?;
     let (profile, profile_name) = arguments.report.profile()?;
     let judge = Judge {
         profile,
         profile_name,
         level: arguments.level,
-        forbid_simulated: arguments.report.forbid_simulated,
+        forbid_simulated: arguments.report.refuses_simulated(),
     };
     if arguments.facts.is_dir() {
         return judge_folder(arguments, &judge);

@@ -8,6 +8,10 @@ mod burn_view;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod environment;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod fleet;
 pub(crate) mod generate;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod hook;
@@ -16,13 +20,24 @@ pub(crate) mod judge;
 pub(crate) mod kubernetes;
 pub(crate) mod profile;
 mod progress;
+pub(crate) mod refused_arguments;
 mod report_files;
 #[allow(clippy::doc_markdown)]
 mod report_options;
 pub(crate) mod run;
-mod running_burns;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod run_remote;
+pub(crate) mod running_burns;
 pub(crate) mod schema;
+mod simulated_ok;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;
+pub(crate) mod worker;
 
-pub(crate) use report_files::write_whole;
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0  everything was judged and nothing failed; warnings are allowed
+  1  at least one check failed: this node must not take work
+  2  nothing failed, but something could not be judged (or the run was stopped): this is not a pass
+  3  bad input: the profile or the arguments are wrong; nothing was judged
+  4  nothing failed, and the only thing not judged is load on GPUs that others are using";

@@ -8,9 +8,9 @@ use super::judge::read_facts;
 use super::report_files::write_whole;
 use super::run::{probe_options, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
-use crate::findings::{ExitStatus, Run};
-use crate::level::Level;
-use crate::profile::Profile;
+use validator_core::findings::{ExitStatus, Run};
+use validator_core::level::Level;
+use validator_core::profile::Profile;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ProfileCommand {
@@ -53,7 +53,7 @@ fn init(facts: Option<&Path>, output: Option<&Path>) -> anyhow::Result<ExitStatu
     let facts = match facts {
         Some(path) => read_facts(path)?,
         None => watch(
-            probe_options(Level::Quick, None, &profile),
+            probe_options(Level::Quick, None, &profile).into(),
             &stop_on_signals()?,
             &mut |_, _| {},
         ),
@@ -61,13 +61,13 @@ fn init(facts: Option<&Path>, output: Option<&Path>) -> anyhow::Result<ExitStatu
     if facts.gpus.is_empty() {
         bail!("no GPU was found, so there is nothing to write a profile from");
     }
-    let text = crate::profile::init(&facts);
+    let text = validator_core::profile::init(&facts);
     let level = facts.level;
     let run = Run::judged(facts, &profile, Run::BUILT_IN_PROFILE, level);
     if run.counts().fail > 0 || run.incomplete.is_some() {
         to_stderr(&format!(
             "warning: {}; the profile takes this node as it is for what is expected\n",
-            crate::report::verdict_sentence(&run)
+            validator_core::report::verdict_sentence(&run)
         ));
     }
     match output {
@@ -82,7 +82,7 @@ fn init(facts: Option<&Path>, output: Option<&Path>) -> anyhow::Result<ExitStatu
 }
 
 fn show(file: &Path, key: Option<&str>) -> anyhow::Result<ExitStatus> {
-    let profile = crate::profile::load(file).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let profile = crate::profile_file::load(file).map_err(|error| anyhow::anyhow!("{error}"))?;
     let whole = serde_json::to_value(&profile).context("the profile cannot be written")?;
     let mut value = &whole;
     for name in key.into_iter().flat_map(|key| key.split('.')) {
@@ -102,7 +102,7 @@ fn show(file: &Path, key: Option<&str>) -> anyhow::Result<ExitStatus> {
 fn check(files: &[PathBuf]) -> ExitStatus {
     let mut status = ExitStatus::Passed;
     for file in files {
-        match crate::profile::load(file) {
+        match crate::profile_file::load(file) {
             Ok(_) => {
                 to_stdout(&format!("{}: valid\n", file.display()));
             }

@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::terminal::to_stderr;
-use crate::level::Stage;
-use crate::probe::{BurnProgress, BurnState};
+use crate::plan::BurnProgress;
+use crate::plan::BurnState;
+use validator_core::level::Stage;
 
 /// What the line says.
 struct Shown {

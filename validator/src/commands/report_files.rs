@@ -1,14 +1,23 @@
 //! Writes the reports: whole files or none, again after every stage, and to standard output where a file cannot be.
 
-use std::fs;
-use std::io;
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rustix::fs::OFlags;
 
 use super::report_options::ReportOptions;
 use super::terminal::{to_stderr, to_stdout};
-use crate::facts::Facts;
-use crate::findings::Run;
-use crate::report::{github_annotations, html, human, json, junit, markdown, metrics};
+use crate::owned_folder::replace_in;
+use validator_core::facts::Facts;
+use validator_core::findings::Run;
+use validator_core::report::{
+    github_annotations, html, human, json, junit, markdown, metrics, visible_json,
+};
 
 /// A report and where it goes.
 struct ReportFile {
@@ -129,34 +138,187 @@ impl ReportFile {
 pub(crate) fn facts_json(facts: &Facts) -> String {
     let mut text = serde_json::to_string_pretty(facts).unwrap_or_default();
     text.push('\n');
-    text
+    visible_json(&text)
 }
+
+/// How long a pipe's reader may take to make room.
+const PIPE_DEADLINE: Duration = Duration::from_secs(10);
+/// As many links in a row as Linux follows.
+const LINKS_MAXIMUM: usize = 40;
 
 /// Writes a file so that a reader sees the old content or the new, never a part.
 pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let target = destination(path)?;
     // A link stays a link, and a pipe or device is written to, not replaced.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    match fs::metadata(&target) {
-        Ok(existing) if !existing.is_file() => return fs::write(&target, content),
-        _ => {}
+    if fs::metadata(&target).is_ok_and(|it| !it.is_file()) {
+        return write_to_device(&target, content);
     }
+    let (folder, name) = folder_and_name(&target)?;
+    // As with any new file, less what the umask takes.
+    replace_in(folder, name, content, 0o666)
+}
+
+fn folder_and_name(target: &Path) -> io::Result<(&Path, &OsStr)> {
     let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not the name of a file",
-        ));
+        let reason = "not the name of a file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     };
-    // The process id keeps two runs at once apart.
-    let mut temporary_name = std::ffi::OsString::from(".");
-    temporary_name.push(name);
-    temporary_name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = folder.join(temporary_name);
-    let written = fs::write(&temporary, content).and_then(|()| fs::rename(&temporary, &target));
-    if written.is_err() {
-        // The reason for the failure is what the caller must hear, not that of the cleaning up.
-        let _ = fs::remove_file(&temporary);
+    let here = Path::new(".");
+    Ok((
+        if folder.as_os_str().is_empty() {
+            here
+        } else {
+            folder
+        },
+        name,
+    ))
+}
+
+/// Where a link of this user or root leads. One of another user would let that user choose the file that is replaced.
+fn destination(path: &Path) -> io::Result<PathBuf> {
+    let own = rustix::process::geteuid().as_raw();
+    let mut target = path.to_owned();
+    for _ in 0..LINKS_MAXIMUM {
+        // `/dev/fd/3` and its like are links of the kernel's, which only the kernel can follow.
+        let link = fs::symlink_metadata(&target)
+            .ok()
+            .filter(Metadata::is_symlink);
+        let Some(link) = link.filter(|_| !target.starts_with("/proc")) else {
+            return Ok(target);
+        };
+        if link.uid() != own && link.uid() != 0 {
+            let reason = format!(
+                "{} is a symbolic link of user {}, which is not followed",
+                target.display(),
+                link.uid()
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        }
+        let next = fs::read_link(&target)?;
+        target = target.parent().map_or(next.clone(), |it| it.join(&next));
     }
-    written
+    Err(io::Error::from_raw_os_error(
+        rustix::io::Errno::LOOP.raw_os_error(),
+    ))
+}
+
+/// Opens a pipe or device without waiting for a reader.
+fn open_device(target: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(target);
+    opened.map_err(|error| {
+        if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) {
+            let reason = "it is a named pipe that no program reads";
+            return io::Error::new(io::ErrorKind::NotConnected, reason);
+        }
+        error
+    })
+}
+
+fn write_to_device(target: &Path, mut content: &[u8]) -> io::Result<()> {
+    let mut file = open_device(target)?;
+    let deadline = Instant::now() + PIPE_DEADLINE;
+    while !content.is_empty() {
+        match file.write(content) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => content = content.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    let reason = "its reader takes nothing";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The outputs of a command, free of what an earlier one left there. Keeps named pipes open until it is dropped, so that
+/// their readers wait for the report.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimedOutputs {
+    #[expect(dead_code, reason = "kept open")]
+    pipes: Vec<File>,
+}
+
+impl ClaimedOutputs {
+    /// The first act of a command: removes the files of an earlier run, which must not be taken for those of this one however
+    /// this one ends. What can be neither removed nor emptied is an error, and so is an output that is one of the `inputs`.
+    pub(crate) fn of(
+        options: &ReportOptions,
+        facts: Option<&Path>,
+        inputs: &[Option<&Path>],
+    ) -> anyhow::Result<Self> {
+        let reports = [
+            &options.junit,
+            &options.json,
+            &options.markdown,
+            &options.html,
+            &options.metrics,
+        ];
+        let reports = reports.into_iter().map(Option::as_deref);
+        let outputs: Vec<&Path> = reports.chain([facts]).flatten().collect();
+        let mut inputs: Vec<&Path> = inputs.iter().copied().flatten().collect();
+        inputs.extend(options.profile.as_deref());
+        Self::of_paths(&outputs, &inputs)
+    }
+
+    pub(crate) fn of_paths(outputs: &[&Path], inputs: &[&Path]) -> anyhow::Result<Self> {
+        let mut pipes = Vec::new();
+        let files = outputs.iter().filter(|it| !is_standard_output(it));
+        for path in files {
+            if let Some(input) = inputs.iter().find(|it| is_same_file(it, path)) {
+                bail!(
+                    "{} is both read and written; name another file for the report",
+                    input.display()
+                );
+            }
+            let pipe = discard(path)
+                .with_context(|| format!("the report {} cannot be used", path.display()))?;
+            pipes.extend(pipe);
+        }
+        Ok(Self { pipes })
+    }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    let one = identity(one);
+    one.is_some() && one == identity(other)
+}
+
+/// Removes an old report, or empties it where its folder does not allow that. A named pipe is opened instead.
+fn discard(path: &Path) -> anyhow::Result<Option<File>> {
+    let target = destination(path)?;
+    let Ok(found) = fs::symlink_metadata(&target) else {
+        return Ok(None);
+    };
+    if found.file_type().is_fifo() {
+        return Ok(Some(open_device(&target)?));
+    }
+    if !found.is_file() {
+        return Ok(None);
+    }
+    let Err(error) = fs::remove_file(&target) else {
+        return Ok(None);
+    };
+    let emptied = fs::OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(&target);
+    match emptied {
+        Ok(_) => Ok(None),
+        // Removed meanwhile is as good.
+        Err(_) if !target.exists() => Ok(None),
+        Err(_) => bail!("it is of an earlier run and cannot be removed: {error}"),
+    }
 }
 
 /// Source of the limit: GitHub Actions documentation, job summaries (1 MiB a step).
@@ -173,17 +335,24 @@ fn append_step_summary(run: &Run) {
     append_to_step_summary(&summary);
 }
 
-/// Appends Markdown to the job's summary, where there is one.
+/// Appends Markdown to the job's summary, where there is one. The job may have put anything in its place.
 pub(super) fn append_to_step_summary(summary: &str) {
-    use std::io::Write as _;
     let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|it| !it.is_empty()) else {
         return;
     };
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let outcome = fs::OpenOptions::new()
         .append(true)
         .create(true)
+        .custom_flags(flags.bits().cast_signed())
         .open(&path)
-        .and_then(|mut file| file.write_all(summary.as_bytes()));
+        .and_then(|mut file| {
+            if file.metadata()?.is_file() {
+                return file.write_all(summary.as_bytes());
+            }
+            let reason = "it is not a regular file";
+            Err(io::Error::new(io::ErrorKind::InvalidInput, reason))
+        });
     if let Err(error) = outcome {
         to_stderr(&format!(
             "warning: the job summary cannot be appended to {}: {error}\n",
@@ -197,10 +366,10 @@ mod tests {
     use std::path::Path;
 
     use super::{ReportFile, ReportFiles, is_standard_output, write_whole};
-    use crate::facts::Facts;
-    use crate::findings::Run;
-    use crate::level::Level;
-    use crate::profile::Profile;
+    use validator_core::facts::Facts;
+    use validator_core::findings::Run;
+    use validator_core::level::Level;
+    use validator_core::profile::Profile;
 
     fn metrics_to(path: &Path) -> ReportFiles {
         ReportFiles {

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::terminal::ColorChoice;
-use crate::findings::Run;
-use crate::profile::Profile;
-use crate::report::HumanStyle;
+use validator_core::findings::Run;
+use validator_core::profile::Profile;
+use validator_core::report::HumanStyle;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReportOptions {
@@ -42,16 +42,25 @@ pub(crate) struct ReportOptions {
     /// Show every check of every GPU, not only what is worth looking at
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Never pass when simulated driver libraries answered: the run counts as not judged
+    /// Accept simulated driver libraries, for tests; without it, a run that they answered counts as not judged. No variable
+    /// sets this
+    #[arg(long, alias = "allow-simulated", overrides_with = "simulated_ok")]
+    pub(crate) simulated_ok: bool,
+    /// Refuse simulated driver libraries, whatever --simulated-ok says
     #[arg(long, env = "GPU_VALIDATOR_FORBID_SIMULATED")]
     pub(crate) forbid_simulated: bool,
 }
 
 impl ReportOptions {
+    /// Whether facts that simulated libraries answered count as not judged.
+    pub(crate) fn refuses_simulated(&self) -> bool {
+        self.forbid_simulated || !(self.simulated_ok || super::simulated_ok::by_root())
+    }
+
     /// The profile and its name in reports.
     pub(crate) fn profile(&self) -> anyhow::Result<(Profile, String)> {
         match self.profile.as_deref() {
-            Some(path) => Ok((crate::profile::load(path)?, path.display().to_string())),
+            Some(path) => Ok((crate::profile_file::load(path)?, path.display().to_string())),
             None => Ok((Profile::default(), Run::BUILT_IN_PROFILE.to_owned())),
         }
     }

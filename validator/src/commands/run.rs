@@ -1,32 +1,37 @@
 //! `gpu-validator run`: look at this machine, judge it, report.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
 use super::burn_options::BurnOfRun;
 use super::progress::ProgressLine;
-use super::report_files::ReportFiles;
+use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
-use crate::facts::{FACTS_FORMAT, Facts};
-use crate::findings::{ExitStatus, Run};
-use crate::level::{Level, Stage};
-use crate::probe::{self, BurnProgress, Interrupt, ProbeOptions, Progress};
-use crate::profile::Profile;
+use super::run_remote::{self, RemoteOptions};
+use crate::interrupt::Interrupt;
+use crate::plan::BurnProgress;
+use crate::probe::{Deadlines, ProbeOptions};
+use crate::session;
+use crate::session::{Progress, SessionOptions};
+use validator_core::facts::{FACTS_FORMAT, Facts};
+use validator_core::findings::{ExitStatus, Run};
+use validator_core::level::{Level, Stage};
+use validator_core::profile::Profile;
 
 /// Look at this machine, judge it, report
 ///
 /// Stages: the host; NVML and CUDA; the GPUs at work. Reports are written anew after each, so that a run which is
 /// killed still leaves one, marked incomplete.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES)]
+#[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// How much to look at
-    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
+    #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
     burn: BurnOfRun,
@@ -41,20 +46,34 @@ pub(crate) struct Arguments {
     /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
     deadline_scale: f64,
+    // The last, for its heading.
+    #[command(flatten)]
+    remote: RemoteOptions,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
-    let (profile, profile_name) = arguments.report.profile()?;
+    if arguments.remote.is_given() {
+        return run_remote::run(&run_remote::Request {
+            options: &arguments.remote,
+            level: arguments.level,
+            report: &arguments.report,
+            facts: arguments.facts.as_deref(),
+        });
+    }
+    arguments.remote.refuse_without_target()?;
     let interrupt = stop_on_signals()?;
-    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
-    options.deadlines = options.deadlines.scaled(arguments.deadline_scale);
+    let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[])?;
+    let (profile, profile_name) = arguments.report.profile()?;
+    let mut probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
+    probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
+    let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
     let asked = Asked {
         profile: &profile,
         profile_name: &profile_name,
         report: &arguments.report,
         facts: arguments.facts.as_deref(),
-        forbid_simulated: arguments.report.forbid_simulated,
+        forbid_simulated: arguments.report.refuses_simulated(),
     };
     Ok(look_and_report(options, &asked, &interrupt).exit_status())
 }
@@ -70,17 +89,17 @@ pub(crate) struct Asked<'a> {
 
 /// A whole run: looks at this machine, judges it, and writes the reports after every stage.
 pub(crate) fn look_and_report(
-    options: ProbeOptions,
+    options: SessionOptions,
     asked: &Asked<'_>,
     interrupt: &Interrupt,
 ) -> Run {
-    let level = options.level;
+    let level = options.probe.level;
     let mut files = ReportFiles::new(asked.report, asked.facts);
     let judged = |facts| Run::judged(facts, asked.profile, asked.profile_name, level);
 
     // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
     // moment to say that a report cannot be written.
-    files.write(&judged(unfinished(&nothing_seen(&options), "start")));
+    files.write(&judged(unfinished(&nothing_seen(&options.probe), "start")));
     let mut facts = watch(options, interrupt, &mut |stage, facts| {
         files.write(&judged(unfinished(facts, &format!("stage {stage}"))));
     });
@@ -93,13 +112,13 @@ pub(crate) fn look_and_report(
 /// Looks at the machine in the three stages, with a line of progress, and returns what was seen. `after_stage` gets the
 /// facts so far after each stage but the last.
 pub(crate) fn watch(
-    options: ProbeOptions,
+    options: SessionOptions,
     interrupt: &Interrupt,
     after_stage: &mut dyn FnMut(Stage, &Facts),
 ) -> Facts {
     let progress = ProgressLine::start();
-    let nothing = nothing_seen(&options);
-    let deadline = options.deadlines.run.map(|it| Instant::now() + it);
+    let nothing = nothing_seen(&options.probe);
+    let deadline = options.probe.deadlines.run.map(|it| Instant::now() + it);
     let seen = probe_in_thread(options, interrupt.clone());
     follow(
         &seen,
@@ -170,11 +189,11 @@ enum Seen {
     All(Box<Facts>),
 }
 
-fn probe_in_thread(options: ProbeOptions, interrupt: Interrupt) -> Receiver<Seen> {
+fn probe_in_thread(options: SessionOptions, interrupt: Interrupt) -> Receiver<Seen> {
     let (tell, seen) = channel();
     std::thread::spawn(move || {
         // Nobody listens any more once the run was given up.
-        let facts = probe::collect(&options, &interrupt, &mut |told| {
+        let facts = session::collect(&options, &interrupt, &mut |told| {
             let _ = tell.send(match told {
                 Progress::Stage(stage, facts) => Seen::Stage(stage, Box::new(facts.clone())),
                 Progress::Burn(gpus) => Seen::Burn(gpus.to_vec()),
@@ -205,6 +224,8 @@ pub(crate) fn probe_options(
         services: services_of(profile, level),
         image_files: profile.image.files.clone(),
         kubernetes: profile.kubernetes.clone(),
+        deadlines: Deadlines::of(level),
+        pythons: profile.python.iter().map(|it| it.path.clone()).collect(),
         ..ProbeOptions::default()
     };
     let Some(settings) = profile.levels.get(&level) else {
@@ -225,11 +246,28 @@ fn services_of(profile: &Profile, level: Level) -> Vec<String> {
     services
 }
 
-/// The first SIGINT or SIGTERM asks the probes to stop, so that reports are written; the second ends the process at once.
+/// The first SIGINT, SIGTERM or SIGHUP asks the probes to stop, so that reports are written; a second SIGINT or SIGTERM ends the
+/// process at once. Every call returns the same interrupt.
 pub(crate) fn stop_on_signals() -> anyhow::Result<Interrupt> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(interrupt) = &*installed {
+        return Ok(interrupt.clone());
+    }
+    let interrupt = install_signal_handlers()?;
+    Ok(installed.insert(interrupt).clone())
+}
+
+fn install_signal_handlers() -> anyhow::Result<Interrupt> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::flag;
     let interrupt = Interrupt::default();
+    // nohup has it ignored, which stays so.
+    if !is_ignored(SIGHUP) {
+        let number = usize::try_from(SIGHUP).unwrap_or_default();
+        flag::register_usize(SIGHUP, interrupt.flag(), number)
+            .context("signal handlers cannot be installed")?;
+    }
     let asked_before = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let number = usize::try_from(signal).unwrap_or_default();
@@ -244,6 +282,15 @@ pub(crate) fn stop_on_signals() -> anyhow::Result<Interrupt> {
         .context("signal handlers cannot be installed")?;
     }
     Ok(interrupt)
+}
+
+/// Whether this process was started with the signal ignored.
+// Source: proc_pid_status(5), SigIgn: a mask in hexadecimal, signal 1 is its lowest bit.
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|it| it.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+    mask.is_some_and(|it| it >> (signal - 1) & 1 == 1)
 }
 
 /// Facts before the first probe: nothing of them can pass.
@@ -270,7 +317,7 @@ fn unfinished(facts: &Facts, reached: &str) -> Facts {
 pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
     if forbidden && facts.simulated.is_some() && facts.interrupted.is_none() {
         facts.interrupted = Some(
-            "simulated driver libraries answered, which --forbid-simulated refuses".to_owned(),
+            "simulated driver libraries answered, which only --simulated-ok accepts".to_owned(),
         );
     }
 }
@@ -280,10 +327,12 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use super::{Seen, follow, nothing_seen, refuse_simulated};
-    use crate::facts::Facts;
-    use crate::level::Stage;
-    use crate::probe::{Interrupt, ProbeOptions, Progress};
-    use crate::test_machine::healthy_node;
+    use crate::interrupt::Interrupt;
+    use crate::probe::ProbeOptions;
+    use crate::session::Progress;
+    use validator_core::facts::Facts;
+    use validator_core::level::Stage;
+    use validator_core::test_machine::healthy_node;
 
     fn nothing() -> Facts {
         nothing_seen(&ProbeOptions::default())

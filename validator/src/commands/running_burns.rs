@@ -4,9 +4,7 @@
 //! that ended is never taken for it, and never signalled.
 
 use std::fs::{File, TryLockError};
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,8 +12,9 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::report_files::write_whole;
+use crate::owned_folder::OwnedFolder;
 use crate::process_stat;
+use validator_core::report::one_line;
 
 /// Where the files lie; tests and simulated nodes have a folder of their own.
 pub(super) const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
@@ -39,15 +38,15 @@ pub(super) struct RunningBurn {
     pub(super) log: Option<PathBuf>,
 }
 
-/// The folder of run files and locks.
-#[derive(Clone, Debug)]
-pub(super) struct RuntimeFolder(PathBuf);
+/// The folder of run files and locks. Only this user and root can write to it: `burn stop` signals what its files name.
+#[derive(Debug)]
+pub(super) struct RuntimeFolder(OwnedFolder);
 
 impl RuntimeFolder {
     /// `/run/gpu-validator` where it can be written to, else the user's own runtime folder, else one below `/tmp`.
     pub(super) fn open() -> anyhow::Result<Self> {
         if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
-            return Self::make(folder.into());
+            return Self::make(Path::new(&folder));
         }
         let user = rustix::process::geteuid();
         let own = if user.is_root() {
@@ -56,73 +55,73 @@ impl RuntimeFolder {
             std::env::var_os("XDG_RUNTIME_DIR").map(|it| Path::new(&it).join("gpu-validator"))
         };
         // A container may have neither.
-        if let Some(folder) = own.and_then(|it| Self::make(it).ok()) {
+        if let Some(folder) = own.and_then(|it| Self::make(&it).ok()) {
             return Ok(folder);
         }
         let name = format!("gpu-validator-{}", user.as_raw());
-        let folder = Self::make(std::env::temp_dir().join(name))?;
-        let found = std::fs::symlink_metadata(&folder.0)?;
-        // Anybody may have made it there, or a link in its place.
-        if !found.is_dir() || found.uid() != user.as_raw() {
-            bail!("{} belongs to somebody else", folder.0.display());
-        }
-        Ok(folder)
+        Self::make(&std::env::temp_dir().join(name))
     }
 
-    fn make(folder: PathBuf) -> anyhow::Result<Self> {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self(folder))
+    fn make(folder: &Path) -> anyhow::Result<Self> {
+        let opened = OwnedFolder::create(folder, 0o700)
+            .with_context(|| format!("runtime folder {} cannot be used", folder.display()))?;
+        Ok(Self(opened))
     }
 
     /// Where a burn that is about to start in the background writes what it says.
-    pub(super) fn log(&self) -> PathBuf {
-        self.0.join(format!("burn-of-{}.log", std::process::id()))
+    fn log_name() -> String {
+        format!("burn-of-{}.log", std::process::id())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = self.0.names().unwrap_or_default();
+        let names = names.into_iter().filter_map(|it| it.into_string().ok());
+        names.collect()
     }
 
     /// Removes what burns said that are over.
     fn remove_old_logs(&self) {
         let running = self.running();
-        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in self.names() {
             let is_log = name
                 .strip_prefix("burn-of-")
                 .is_some_and(|it| it.strip_suffix(".log").is_some());
+            let path = self.0.path_of(&name);
             if is_log && !running.iter().any(|it| it.log.as_ref() == Some(&path)) {
                 // Another command may have removed it already.
-                let _ = std::fs::remove_file(path);
+                let _ = self.0.remove(name.as_ref());
             }
         }
     }
 
-    fn run_file(&self, pid: u32) -> PathBuf {
-        self.0.join(format!("burn-{pid}.json"))
+    /// The process whose run file this is, by the file's name.
+    fn pid_of(name: &str) -> Option<u32> {
+        let number = name.strip_prefix("burn-")?.strip_suffix(".json")?;
+        number.parse().ok()
     }
 
     /// Burns whose process is alive. Files of others are removed.
     pub(super) fn running(&self) -> Vec<RunningBurn> {
-        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let mut burns: Vec<RunningBurn> = entries
-            .filter(|entry| {
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                name.starts_with("burn-") && name.ends_with(".json")
-            })
-            .filter_map(|entry| {
-                let text = std::fs::read(entry.path()).ok()?;
-                let burn: RunningBurn = serde_json::from_slice(&text).ok()?;
-                if burn.is_alive() {
-                    return Some(burn);
-                }
+        let mut burns = Vec::new();
+        for name in self.names() {
+            let Some(pid) = Self::pid_of(&name) else {
+                continue;
+            };
+            let Ok(text) = self.0.read(name.as_ref()) else {
+                continue;
+            };
+            // A file speaks of the process that its name says, and of no other.
+            let burn = serde_json::from_slice::<RunningBurn>(&text).ok();
+            let Some(burn) = burn.filter(|it| it.pid == pid) else {
+                continue;
+            };
+            if burn.is_alive() {
+                burns.push(burn);
+            } else {
                 // Another command may have removed it already.
-                let _ = std::fs::remove_file(entry.path());
-                None
-            })
-            .collect();
+                let _ = self.0.remove(name.as_ref());
+            }
+        }
         burns.sort_by_key(|it| it.pid);
         burns
     }
@@ -133,12 +132,16 @@ impl RuntimeFolder {
     }
 
     fn lock_one(&self, uuid: &str) -> anyhow::Result<File> {
-        let path = self.0.join(format!("{uuid}.lock"));
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
+        // The UUID is the driver's word and becomes the name of a file.
+        let plain = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
+        if uuid.is_empty() || !uuid.bytes().all(plain) {
+            bail!("`{}` is not the UUID of a GPU", one_line(uuid));
+        }
+        let name = format!("{uuid}.lock");
+        let path = self.0.path_of(&name);
+        let file = self
+            .0
+            .open_lock(name.as_ref())
             .with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
@@ -147,7 +150,7 @@ impl RuntimeFolder {
                     .running()
                     .into_iter()
                     .find(|it| it.gpus.contains(&uuid.to_owned()));
-                bail!("{}", already_burned(uuid, owner.as_ref()))
+                Err(already_burned(uuid, owner.as_ref()).into())
             }
             Err(TryLockError::Error(error)) => {
                 Err(error).with_context(|| format!("cannot lock {}", path.display()))
@@ -161,10 +164,10 @@ impl RuntimeFolder {
         gpus: Vec<String>,
         duration: Duration,
         log: Option<PathBuf>,
-    ) -> anyhow::Result<Announcement> {
+    ) -> anyhow::Result<Announcement<'_>> {
         let pid = std::process::id();
         let announcement = Announcement {
-            path: self.run_file(pid),
+            folder: self,
             burn: RunningBurn {
                 pid,
                 started_ticks: started_ticks(pid)
@@ -181,20 +184,34 @@ impl RuntimeFolder {
     }
 }
 
+/// Another burn has a GPU: busy, which is neither bad input nor a broken GPU.
+#[derive(Debug)]
+pub(crate) struct AlreadyBurned(String);
+
+impl std::fmt::Display for AlreadyBurned {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AlreadyBurned {}
+
 /// `GPU-… is burned by process 4711 already; …`.
-pub(super) fn already_burned(uuid: &str, owner: Option<&RunningBurn>) -> String {
+pub(super) fn already_burned(uuid: &str, owner: Option<&RunningBurn>) -> AlreadyBurned {
     let by = owner.map_or(String::new(), |it| format!(" by process {}", it.pid));
-    format!("{uuid} is burned{by} already; see gpu-validator burn status, gpu-validator burn stop")
+    AlreadyBurned(format!(
+        "{uuid} is burned{by} already; see gpu-validator burn status, gpu-validator burn stop"
+    ))
 }
 
 /// The run file of this process's burn.
-pub(super) struct Announcement {
-    path: PathBuf,
+pub(super) struct Announcement<'f> {
+    folder: &'f RuntimeFolder,
     burn: RunningBurn,
     written: Option<Instant>,
 }
 
-impl Announcement {
+impl Announcement<'_> {
     const PERIOD: Duration = Duration::from_secs(1);
 
     /// Notes the progress, at most once a second.
@@ -210,15 +227,22 @@ impl Announcement {
 
     fn write(&self) -> anyhow::Result<()> {
         let text = serde_json::to_vec(&self.burn)?;
-        write_whole(&self.path, &text)
-            .with_context(|| format!("cannot write {}", self.path.display()))
+        let name = self.name();
+        self.folder
+            .0
+            .write(name.as_ref(), &text)
+            .with_context(|| format!("cannot write {}", self.folder.0.path_of(&name).display()))
+    }
+
+    fn name(&self) -> String {
+        format!("burn-{}.json", self.burn.pid)
     }
 }
 
-impl Drop for Announcement {
+impl Drop for Announcement<'_> {
     fn drop(&mut self) {
         // A file that is left speaks of a process that is gone, and is removed by the next command.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = self.folder.0.remove(self.name().as_ref());
     }
 }
 
@@ -294,10 +318,12 @@ pub(super) fn start_in_background(
 ) -> anyhow::Result<Result<RunningBurn, (Option<i32>, String)>> {
     use std::process::{Command, Stdio};
     folder.remove_old_logs();
-    let log = folder.log();
-    let mut output =
-        File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    output.flush()?;
+    let name = RuntimeFolder::log_name();
+    let log = folder.0.path_of(&name);
+    let output = folder
+        .0
+        .create_file(name.as_ref())
+        .with_context(|| format!("cannot write {}", log.display()))?;
     let mut child = Command::new(crate::worker::process::worker_program(None))
         .args(arguments)
         .arg("--in-background")
@@ -313,8 +339,9 @@ pub(super) fn start_in_background(
             return Ok(Ok(burn));
         }
         if let Some(status) = child.try_wait()? {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            let _ = std::fs::remove_file(&log);
+            let said = folder.0.read(name.as_ref()).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            let _ = folder.0.remove(name.as_ref());
             return Ok(Err((status.code(), said)));
         }
         std::thread::sleep(POLL);
@@ -327,11 +354,11 @@ mod tests {
 
     fn folder() -> (tempfile::TempDir, RuntimeFolder) {
         let temporary = tempfile::tempdir().expect("a folder");
-        let folder = RuntimeFolder::make(temporary.path().join("run")).expect("made");
+        let folder = RuntimeFolder::make(&temporary.path().join("run")).expect("made");
         (temporary, folder)
     }
 
-    fn announce(folder: &RuntimeFolder, gpu: &str) -> Announcement {
+    fn announce<'f>(folder: &'f RuntimeFolder, gpu: &str) -> Announcement<'f> {
         folder
             .announce(vec![gpu.to_owned()], Duration::from_mins(1), None)
             .expect("announced")
@@ -369,7 +396,7 @@ mod tests {
         };
         assert_eq!(burn.stop().expect("no error"), Stopped::NotThere);
         assert!(other.try_wait().expect("asked").is_none(), "it still runs");
-        let path = folder.run_file(burn.pid);
+        let path = folder.0.path_of(format!("burn-{}.json", burn.pid));
         std::fs::write(&path, serde_json::to_vec(&burn).expect("JSON")).expect("written");
         assert_eq!(folder.running(), []);
         assert!(

@@ -3,7 +3,7 @@
 use schemars::schema_for;
 
 use super::terminal::to_stdout;
-use crate::findings::ExitStatus;
+use validator_core::findings::ExitStatus;
 
 /// Print the JSON Schema of a file format
 #[derive(Debug, clap::Args)]
@@ -24,9 +24,9 @@ enum Format {
 
 pub(crate) fn schema(arguments: &Arguments) -> ExitStatus {
     let schema = match arguments.format {
-        Format::Profile => schema_for!(crate::profile::Profile),
-        Format::Report => schema_for!(crate::report::Report),
-        Format::Facts => schema_for!(crate::facts::Facts),
+        Format::Profile => schema_for!(validator_core::profile::Profile),
+        Format::Report => schema_for!(validator_core::report::Report),
+        Format::Facts => schema_for!(validator_core::facts::Facts),
     };
     let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
     text.push('\n');

@@ -8,33 +8,37 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::ProbeOptions;
 use super::host::Sysroot;
-use super::{Interrupt, ProbeOptions};
-use crate::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Facts, Reading};
-use crate::level::Level;
-use crate::load::driver::{CudaFailure, CudaLibrary, Device};
+use crate::cuda::{CudaFailure, CudaLibrary, Device};
+use crate::interrupt::Interrupt;
 use crate::worker::Nodes;
-use crate::worker::conversation::{AfterDone, ConversationEnd, Teller, listen};
-use crate::worker::one_gpu::gpu_nodes;
+use crate::worker::device_isolation::gpu_nodes;
+use crate::worker::listener::{
+    AfterDone, OnInterrupt, Orders, ReportEnd, Terms, TimeLimit, listen,
+};
 use crate::worker::process::{Variables, WorkerProcess, worker_program};
+use crate::worker::protocol::Reporter;
+use validator_core::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Facts, Reading};
+use validator_core::level::Level;
 
 /// What the library said, and the scenario if it is a simulated one.
 #[derive(Debug, Default)]
-pub(super) struct CudaOutcome {
-    pub(super) cuda: CudaFacts,
+pub(crate) struct CudaOutcome {
+    pub(crate) cuda: CudaFacts,
     simulated: Option<String>,
 }
 
 impl CudaOutcome {
     /// Puts it into the facts, with the time that it took.
-    pub(super) fn add_to(self, milliseconds: f64, facts: &mut Facts) {
+    pub(crate) fn add_to(self, milliseconds: f64, facts: &mut Facts) {
         facts.cuda = self.cuda;
         facts.simulated = facts.simulated.take().or(self.simulated);
         facts.timings_ms.insert("cuda".to_owned(), milliseconds);
     }
 }
 
-pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
+pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcome {
     if options.level <= Level::Quick
         && let Some(minor) = first_of_several(options)
         && !variable_is_set()
@@ -69,7 +73,12 @@ fn ask(
             return nothing_read(&reason);
         }
     };
-    let mut told = listen(worker, options.deadlines.cuda, AfterDone::Leave, interrupt);
+    let terms = Terms {
+        time_limit: TimeLimit::Total(options.deadlines.cuda),
+        after_done: AfterDone::Leave,
+        on_interrupt: OnInterrupt::Kill,
+    };
+    let mut told = listen(worker, terms, &Orders::default(), interrupt, &mut |_| {});
     let simulated = told
         .fields
         .remove("simulated")
@@ -82,7 +91,7 @@ fn ask(
     if let Reading::Value(path) = &mut outcome.cuda.library {
         *path = Sysroot::new(options.sysroot.clone()).inside(path);
     }
-    if told.end != ConversationEnd::Finished {
+    if told.end != ReportEnd::Finished {
         outcome.cuda.probe_trouble.push(told.reason());
     }
     outcome
@@ -103,7 +112,7 @@ fn first_of_several(options: &ProbeOptions) -> Option<u32> {
     minors.next().map(|_| first)
 }
 
-pub(super) fn nothing_read(reason: &str) -> CudaOutcome {
+pub(crate) fn nothing_read(reason: &str) -> CudaOutcome {
     let reason = reason.to_owned();
     CudaOutcome {
         cuda: CudaFacts {
@@ -139,40 +148,40 @@ fn take_field(facts: &mut CudaFacts, name: &str, value: Value) {
 
 /// `gpu-validator worker cuda`.
 pub(crate) fn run_worker() {
-    let teller = Teller::new();
-    teller.step("dlopen of libcuda.so.1");
+    let reporter = Reporter::new();
+    reporter.step("dlopen of libcuda.so.1");
     match CudaLibrary::load() {
-        Ok(cuda) => read(&cuda, &teller),
+        Ok(cuda) => read(&cuda, &reporter),
         Err(error) => {
             let reason = format!("libcuda does not load: {error}");
-            teller.field("library", &Reading::<String>::NotRead(error));
-            teller.field("init", &Reading::<CudaResult>::NotRead(reason.clone()));
-            teller.field("driver_version", &Reading::<u32>::NotRead(reason.clone()));
-            teller.field("devices", &Reading::<Vec<CudaDevice>>::NotRead(reason));
+            reporter.field("library", &Reading::<String>::NotRead(error));
+            reporter.field("init", &Reading::<CudaResult>::NotRead(reason.clone()));
+            reporter.field("driver_version", &Reading::<u32>::NotRead(reason.clone()));
+            reporter.field("devices", &Reading::<Vec<CudaDevice>>::NotRead(reason));
         }
     }
-    teller.done();
+    reporter.done();
 }
 
-fn read(cuda: &CudaLibrary, teller: &Teller) {
+fn read(cuda: &CudaLibrary, reporter: &Reporter) {
     let path = CudaLibrary::path().unwrap_or_else(|| "libcuda.so.1".to_owned());
-    teller.field("library", &Reading::Value(path));
-    teller.field("loaded_by_path", &cuda.loaded_by_path());
-    teller.field("unloadable", &cuda.unloadable());
+    reporter.field("library", &Reading::Value(path));
+    reporter.field("loaded_by_path", &cuda.loaded_by_path());
+    reporter.field("unloadable", &cuda.unloadable());
     if let Some(scenario) = cuda.simulator_scenario() {
-        teller.field("simulated", &scenario);
+        reporter.field("simulated", &scenario);
     }
-    teller.step("cuDriverGetVersion");
-    teller.field("driver_version", &reading(cuda.driver_version()));
-    teller.step("cuInit");
+    reporter.step("cuDriverGetVersion");
+    reporter.field("driver_version", &reading(cuda.driver_version()));
+    reporter.step("cuInit");
     let init = cuda.initialize().map(|code| CudaResult {
         code,
         name: cuda.result_name(code),
     });
     let devices = match &init {
         Ok(result) if result.code == 0 => {
-            teller.field("init", &Reading::Value(result.clone()));
-            teller.step("reading the devices");
+            reporter.field("init", &Reading::Value(result.clone()));
+            reporter.step("reading the devices");
             reading(devices(cuda))
         }
         Ok(result) => {
@@ -180,8 +189,8 @@ fn read(cuda: &CudaLibrary, teller: &Teller) {
         }
         Err(failure) => Reading::NotRead(failure.to_string()),
     };
-    teller.field("init", &reading(init));
-    teller.field("devices", &devices);
+    reporter.field("init", &reading(init));
+    reporter.field("devices", &devices);
 }
 
 fn devices(cuda: &CudaLibrary) -> Result<Vec<CudaDevice>, CudaFailure> {

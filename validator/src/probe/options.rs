@@ -1,17 +1,14 @@
 //! How a machine is looked at.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::level::Level;
-use crate::load::burn::BurnOptions;
-use crate::load::standby::Standby;
-use crate::profile::KubernetesProfile;
+use validator_core::level::Level;
+use validator_core::profile::KubernetesProfile;
 
 /// How a machine is looked at.
 #[derive(Clone, Debug)]
-pub struct ProbeOptions {
+pub(crate) struct ProbeOptions {
     pub level: Level,
     /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing is asked over the
     /// network but the Kubernetes API, and no program is run to read a log.
@@ -25,11 +22,9 @@ pub struct ProbeOptions {
     /// How the kubelet and the API server are asked, at level standard and above. The API server is asked below a sysroot,
     /// too: a container may have the host's files there.
     pub kubernetes: KubernetesProfile,
+    /// Python environments that level standard starts, besides those that it chooses itself.
+    pub pythons: Vec<String>,
     pub deadlines: Deadlines,
-    /// How to burn the GPUs at level standard and above, or why not at all.
-    pub burn: Result<BurnOptions, String>,
-    /// Gets ready for a burn that the caller begins after the probes.
-    pub(crate) standby: Option<Arc<Standby>>,
     /// The program that is started as `PROGRAM worker …`; `None` is this program.
     pub worker_program: Option<PathBuf>,
 }
@@ -43,9 +38,8 @@ impl Default for ProbeOptions {
             image_files: Vec::new(),
             ec2_metadata: true,
             kubernetes: KubernetesProfile::default(),
+            pythons: Vec::new(),
             deadlines: Deadlines::default(),
-            burn: Err("no burn was asked for".to_owned()),
-            standby: None,
             worker_program: None,
         }
     }
@@ -53,7 +47,7 @@ impl Default for ProbeOptions {
 
 /// How long a driver, kubelet or API server may take to answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
+pub(crate) struct Deadlines {
     /// One NVML call.
     pub nvml_call: Duration,
     /// `nvmlInit` and opening a GPU: without persistence mode the driver initialises the GPU in these calls, seconds each.
@@ -66,7 +60,7 @@ pub struct Deadlines {
     /// driver makes the contexts of all GPUs one after another (seen on eight H200s: 10 s).
     pub cuda_kernel: Duration,
     /// From one report of a worker that multiplies to the next. It promises one each half second
-    /// (`load::gemm::sweep::INTERVAL_S`): ten that are missing in a row are no delay of a busy host.
+    /// (`workload::gemm::intervals::INTERVAL_S`): ten that are missing in a row are no delay of a busy host.
     pub burn_report: Duration,
     /// The whole run.
     pub run: Option<Duration>,
@@ -93,9 +87,24 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
+    /// At level quick the whole verdict is there within 30 s, whatever the driver does: NVML and CUDA are read in parallel.
+    pub(crate) fn of(level: Level) -> Self {
+        let whole = Self::default();
+        if level != Level::Quick {
+            return whole;
+        }
+        Self {
+            // Two GPUs whose initialization hangs leave time for the others.
+            nvml_initialization: Duration::from_secs(10),
+            nvml: Duration::from_secs(25),
+            cuda: Duration::from_secs(25),
+            ..whole
+        }
+    }
+
     /// Every deadline times `factor`, for tests in which a driver hangs.
     #[must_use]
-    pub fn scaled(self, factor: f64) -> Self {
+    pub(crate) fn scaled(self, factor: f64) -> Self {
         let scaled = |deadline: Duration| {
             Duration::try_from_secs_f64(deadline.as_secs_f64() * factor).unwrap_or(deadline)
         };

@@ -4,12 +4,12 @@
 
 use anyhow::bail;
 
-use crate::facts::{Facts, GpuFacts, Reading};
-use crate::findings::{Finding, Run, Subject, Verdict};
-use crate::kernel_log::without_gpus;
-use crate::level::Level;
-use crate::machine::{counted, in_container};
-use crate::profile::Profile;
+use validator_core::facts::{Facts, GpuFacts, Reading};
+use validator_core::findings::{Finding, Run, Subject, Verdict};
+use validator_core::kernel_log_events::without_gpus;
+use validator_core::level::Level;
+use validator_core::profile::Profile;
+use validator_core::queries::{counted, in_container};
 
 const CUDA_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const NVIDIA_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -263,7 +263,7 @@ impl AssignedGpus {
         let mut profile = profile.clone();
         // Hiding the others' GPUs is what the variable is for here.
         profile.environment.allowed.push(CUDA_VARIABLE.to_owned());
-        let narrowed = crate::judge(&self.narrowed(&facts), &profile, level);
+        let narrowed = validator_core::judge(&self.narrowed(&facts), &profile, level);
         let mut run = Run::judged(facts, &profile, profile_name, level);
         let is_own = |finding: &Finding| match &finding.subject {
             Subject::Host => true,
@@ -330,6 +330,9 @@ fn not_this_runners(finding: &Finding, gpus: usize, source: &str) -> Finding {
         expected: None,
         observed: None,
         remedy: None,
+        recommended_action: None,
+        cause: None,
+        evidence: Vec::new(),
         overridden: None,
         busy: false,
         ..finding.clone()
@@ -339,8 +342,8 @@ fn not_this_runners(finding: &Finding, gpus: usize, source: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::KernelLogRecord;
-    use crate::test_machine::healthy_node;
+    use validator_core::facts::KernelLogRecord;
+    use validator_core::test_machine::healthy_node;
 
     fn uuid(facts: &Facts, number: usize) -> String {
         facts.gpus[number].uuid.value().cloned().expect("healthy")
@@ -432,6 +435,7 @@ mod tests {
                 .expect("healthy")
         };
         let message = |address: &str| KernelLogRecord {
+            repeats: 0,
             age_s: Some(1.0),
             at_s: None,
             text: format!(
@@ -467,6 +471,9 @@ mod tests {
         };
         let run = missing.judged(facts, &Profile::default(), "p", Level::Quick);
         assert_eq!(run.incomplete.as_deref(), Some("GPU-x is gone"));
-        assert_eq!(run.exit_status(), crate::findings::ExitStatus::NotJudged);
+        assert_eq!(
+            run.exit_status(),
+            validator_core::findings::ExitStatus::NotJudged
+        );
     }
 }

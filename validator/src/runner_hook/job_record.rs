@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use super::state_folder::{StateFolders, file_of_runner};
-use crate::facts::{Facts, KernelLog, KernelLogEnd, Reading};
+use super::state_folder::{StateFile, StateFolders, file_of_runner};
+use validator_core::facts::{Facts, KernelLog, KernelLogEnd, Reading};
 
 /// The job, in the words of GitHub's default variables; empty where a variable is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,21 +118,60 @@ impl JobRecord {
         Ok(())
     }
 
-    /// Takes the record of this job away and returns it; `None` where no hook ran before the job, or this one ran already.
-    pub(crate) fn take(job: &Job, folders: &StateFolders) -> anyhow::Result<Option<Self>> {
-        let mut taken = None;
-        for path in folders.existing(&file_of_runner(FILE, &job.runner))? {
-            let text = std::fs::read(&path)
-                .with_context(|| format!("{} cannot be read", path.display()))?;
-            let record: Self = serde_json::from_slice(&text)
-                .with_context(|| format!("{} is not the record of a job", path.display()))?;
-            std::fs::remove_file(&path)
-                .with_context(|| format!("{} cannot be removed", path.display()))?;
-            if record.job.is_same(job) && record.boot_id == boot_id() {
-                taken.get_or_insert(record);
+    /// The record of this job, which stays until [`KeptRecord::remove`]; `None` where no hook ran before the job, or this one
+    /// ran already. Records of other jobs are removed.
+    pub(crate) fn find(job: &Job, folders: &StateFolders) -> anyhow::Result<Option<KeptRecord>> {
+        let mut found = None;
+        for file in folders.existing(&file_of_runner(FILE, &job.runner))? {
+            let path = file.path();
+            let text = file
+                .read()
+                .with_context(|| format!("{} cannot be read", path.display()));
+            let record = text.and_then(|text| {
+                serde_json::from_slice::<Self>(&text)
+                    .with_context(|| format!("{} is not the record of a job", path.display()))
+            });
+            let record = match record {
+                Ok(record) => record,
+                Err(error) => {
+                    // It would stop every later hook, too.
+                    let _ = file.remove();
+                    return Err(error);
+                }
+            };
+            if found.is_none() && record.job.is_same(job) && record.boot_id == boot_id() {
+                found = Some(KeptRecord { record, file });
+            } else {
+                file.remove()
+                    .with_context(|| format!("{} cannot be removed", path.display()))?;
             }
         }
-        Ok(taken)
+        Ok(found)
+    }
+
+    /// Removes whatever record this runner has.
+    pub(crate) fn discard(job: &Job, folders: &StateFolders) -> anyhow::Result<()> {
+        for file in folders.existing(&file_of_runner(FILE, &job.runner))? {
+            file.remove()
+                .with_context(|| format!("{} cannot be removed", file.path().display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A record and its file.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptRecord {
+    pub(crate) record: JobRecord,
+    file: StateFile,
+}
+
+impl KeptRecord {
+    /// Called last: a hook that ends before can run again and clean the rest.
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        self.file
+            .remove()
+            .with_context(|| format!("{} cannot be removed", self.file.path().display()))
     }
 }
 
@@ -159,25 +198,30 @@ mod tests {
         JobRecord::beginning_now(job, None, &Facts::default(), &Reading::default())
     }
 
+    fn found(job: &Job, folders: &StateFolders) -> Option<JobRecord> {
+        let kept = JobRecord::find(job, folders).expect("read");
+        kept.map(|it| it.record)
+    }
+
     #[test]
-    fn a_record_is_taken_once_and_only_by_its_own_job() {
+    fn a_record_stays_until_it_is_removed_and_is_only_its_own_jobs() {
         let folder = tempfile::tempdir().expect("a folder");
         let folders = StateFolders::new(Some(folder.path()));
         let record = record();
         record.save(&folders).expect("saved");
-        assert_eq!(
-            JobRecord::take(&record.job, &folders).expect("read"),
-            Some(record.clone())
-        );
-        assert_eq!(JobRecord::take(&record.job, &folders).expect("read"), None);
+        // A hook that was killed runs again.
+        assert_eq!(found(&record.job, &folders), Some(record.clone()));
+        let kept = JobRecord::find(&record.job, &folders).expect("read");
+        kept.expect("found").remove().expect("removed");
+        assert_eq!(found(&record.job, &folders), None);
         record.save(&folders).expect("saved");
         let other = Job {
             run_id: "18".to_owned(),
             ..record.job.clone()
         };
-        assert_eq!(JobRecord::take(&other, &folders).expect("read"), None);
-        // The record of a job whose end nobody saw does not wait for a later one.
-        assert_eq!(JobRecord::take(&record.job, &folders).expect("read"), None);
+        assert_eq!(found(&other, &folders), None);
+        // The record of a job whose end nothing noticed does not wait for a later one.
+        assert_eq!(found(&record.job, &folders), None);
     }
 
     #[test]
@@ -189,6 +233,18 @@ mod tests {
             ..record()
         };
         record.save(&folders).expect("saved");
-        assert_eq!(JobRecord::take(&record.job, &folders).expect("read"), None);
+        assert_eq!(found(&record.job, &folders), None);
+    }
+
+    #[test]
+    fn what_is_no_record_stops_one_hook_and_no_later_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folders = StateFolders::new(Some(folder.path()));
+        let job = record().job;
+        let path = folder.path().join("job-gpu-1.json");
+        std::os::unix::fs::symlink("/dev/zero", &path).expect("linked");
+        let error = JobRecord::find(&job, &folders).expect_err("refused");
+        assert!(format!("{error:#}").contains("symbolic link"), "{error:#}");
+        assert_eq!(found(&job, &folders), None);
     }
 }

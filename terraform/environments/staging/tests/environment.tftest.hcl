@@ -71,6 +71,35 @@ run "a_group_of_p5_beside_it" {
   }
 }
 
+run "what_an_account_asks_for_reaches_every_role_and_node" {
+  command = apply
+
+  variables {
+    register_unvalidated        = false
+    cni_uses_node_role          = false
+    additional_managed_policies = ["AmazonSSMManagedInstanceCore"]
+    additional_policy_arns      = ["arn:aws:iam::111122223333:policy/nodes"]
+    kms_key_arn                 = "arn:aws:kms:eu-central-1:111122223333:key/0123"
+    permissions_boundary_arn    = "arn:aws:iam::111122223333:policy/boundary"
+    tags                        = { "cost-center" = "gpu" }
+    withheld                    = { power_off_after_hours = 6 }
+  }
+
+  assert {
+    condition     = output.node_groups["g5"].startup_taint == null && output.node_groups["g5"].node_role_policies == toset(["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore", "arn:aws:iam::111122223333:policy/nodes"])
+    error_message = "the variables do not reach the node group"
+  }
+}
+
+run "nodes_of_a_cluster_whose_cni_has_no_role_become_ready" {
+  command = apply
+
+  assert {
+    condition     = contains(output.node_groups["g5"].node_role_policies, "AmazonEKS_CNI_Policy") && output.node_groups["g5"].startup_taint.key == "gpu-bringup.dev/unvalidated"
+    error_message = "nodes never become ready, or are not gated"
+  }
+}
+
 run "a_zone_is_not_a_region" {
   command = plan
   variables {

@@ -86,6 +86,20 @@ run "defaults_are_a_tainted_group_that_scales_from_zero" {
   }
 }
 
+# EC2 refuses tag keys with a slash on instances whose tags are in the metadata, and EKS itself tags with such keys.
+run "tag_keys_with_a_slash_are_accepted" {
+  command = apply
+
+  variables {
+    tags = { "gpu-bringup.dev/environment" = "production" }
+  }
+
+  assert {
+    condition     = aws_launch_template.this.metadata_options[0].instance_metadata_tags == "disabled"
+    error_message = "the account's default may be enabled, so that the template states it"
+  }
+}
+
 run "nodeadm_is_told_cluster_labels_and_taint" {
   command = apply
 
@@ -105,8 +119,8 @@ run "nodeadm_is_told_cluster_labels_and_taint" {
 
   assert {
     condition = jsonencode(jsondecode(regex("\\{.*\\}", base64decode(aws_launch_template.this.user_data))).spec.kubelet.flags) == jsonencode([
-      "--node-labels=nvidia.com/gpu=true,role=gpu,team=vision",
-      "--register-with-taints=nvidia.com/gpu=true:NoSchedule",
+      "--node-labels=eks.amazonaws.com/capacityType=ON_DEMAND,eks.amazonaws.com/nodegroup=inference,nvidia.com/gpu=true,role=gpu,team=vision",
+      "--register-with-taints=nvidia.com/gpu=true:NoSchedule,gpu-bringup.dev/unvalidated=true:NoSchedule",
     ])
     error_message = "the kubelet registers without labels or taint"
   }
@@ -125,8 +139,19 @@ run "ubuntu_joins_by_its_bootstrap_script" {
   }
 
   assert {
-    condition     = startswith(base64decode(aws_launch_template.this.user_data), "#!/bin/bash\n") && strcontains(base64decode(aws_launch_template.this.user_data), "--register-with-taints=nvidia.com/gpu=true:NoSchedule'")
-    error_message = "the kubelet registers without the taint"
+    condition     = strcontains(base64decode(aws_launch_template.this.user_data), "Content-Type: text/x-shellscript\n\n#!/bin/bash\n") && strcontains(base64decode(aws_launch_template.this.user_data), "--register-with-taints=nvidia.com/gpu=true:NoSchedule,gpu-bringup.dev/unvalidated=true:NoSchedule'")
+    error_message = "the kubelet registers without the taints"
+  }
+
+  assert {
+    condition     = strcontains(base64decode(aws_launch_template.this.user_data), "--ip-family 'ipv4'") && strcontains(base64decode(aws_launch_template.this.user_data), "--dns-cluster-ip '172.20.0.10'")
+    error_message = "pods would ask for names where the cluster's service range has none"
+  }
+
+  assert {
+    # That runtime's template lacks pause image and cgroup driver, and its start sets application clocks.
+    condition     = !strcontains(base64decode(aws_launch_template.this.user_data), "--container-runtime")
+    error_message = "the handler nvidia is in the template of the default runtime"
   }
 
   assert {
@@ -248,6 +273,182 @@ run "a_capacity_block_is_used" {
   }
 }
 
+# 100 and 40 characters, the longest that EKS and this module take; a role has 64.
+run "long_names_fit_into_a_role" {
+  command = apply
+
+  variables {
+    cluster_name = "training-cluster-of-the-vision-team-in-the-region-eu-central-1-with-a-name-as-long-as-eks-takes-it-x"
+    name         = "inference-on-single-gpus-of-the-g5-type"
+  }
+
+  assert {
+    condition     = length(aws_iam_role.node.name) <= 64 && startswith(aws_iam_role.node.name, "training-cluster-of-the-vision-team-in-the-region-eu-c")
+    error_message = "the role's name is not the beginning of the cluster's with a digest"
+  }
+}
+
+run "short_names_are_kept" {
+  command = apply
+
+  assert {
+    condition     = aws_iam_role.node.name == "training-inference"
+    error_message = "a name that fits is not the cluster's and the group's"
+  }
+}
+
+# The gate removes what the kubelet registered; a taint of the node group, or in the autoscaler's tags, would be there for good.
+run "the_startup_taint_is_the_kubelets_alone" {
+  command = apply
+
+  assert {
+    condition     = length(aws_eks_node_group.this.taint) == 1 && !anytrue([for key in keys(aws_eks_node_group.this.tags) : strcontains(key, "unvalidated")])
+    error_message = "the node group has the startup taint"
+  }
+
+  assert {
+    condition     = output.startup_taint == { key = "gpu-bringup.dev/unvalidated", value = "true", effect = "NoSchedule" }
+    error_message = "the autoscaler's --startup-taint is not known"
+  }
+}
+
+run "a_cluster_without_a_gate_has_no_startup_taint" {
+  command = apply
+
+  variables {
+    register_unvalidated = false
+  }
+
+  assert {
+    condition     = !strcontains(base64decode(aws_launch_template.this.user_data), "unvalidated") && output.startup_taint == null
+    error_message = "nothing would ever run on the nodes"
+  }
+}
+
+run "spot_is_in_the_labels_from_the_first_moment" {
+  command = apply
+
+  variables {
+    capacity_type = "SPOT"
+  }
+
+  assert {
+    condition     = strcontains(base64decode(aws_launch_template.this.user_data), "eks.amazonaws.com/capacityType=SPOT") && !contains(keys(aws_eks_node_group.this.labels), "eks.amazonaws.com/capacityType")
+    error_message = "the kubelet registers without the capacity type, or EKS is given a label of its own"
+  }
+}
+
+run "a_withheld_node_ends_and_is_reported" {
+  command = apply
+
+  variables {
+    withheld = { power_off_after_hours = 6, topic_arn = "arn:aws:sns:eu-central-1:111122223333:gpu-nodes" }
+  }
+
+  assert {
+    condition     = jsondecode(regex("#cloud-config\n(\\{.*\\})", base64decode(aws_launch_template.this.user_data))[0]).write_files[0].content == "POWER_OFF_AFTER_HOURS=6\nTOPIC_ARN=arn:aws:sns:eu-central-1:111122223333:gpu-nodes\n"
+    error_message = "the node does not know what becomes of it"
+  }
+
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.withheld[0].policy).Statement[0] == { Sid = "Publish", Effect = "Allow", Action = "sns:Publish", Resource = "arn:aws:sns:eu-central-1:111122223333:gpu-nodes" }
+    error_message = "the role may not publish to the topic, or to more"
+  }
+}
+
+run "ubuntu_has_both_parts" {
+  command = apply
+
+  variables {
+    operating_system = "ubuntu2204"
+    withheld         = { power_off_after_hours = 1 }
+  }
+
+  assert {
+    condition     = strcontains(base64decode(aws_launch_template.this.user_data), "Content-Type: text/x-shellscript") && strcontains(base64decode(aws_launch_template.this.user_data), "Content-Type: text/cloud-config") && length(aws_iam_role_policy.withheld) == 0
+    error_message = "cloud-init does not read both"
+  }
+}
+
+run "an_ipv6_cluster" {
+  command = apply
+
+  override_data {
+    target = data.aws_eks_cluster.this
+    values = {
+      name                      = "training"
+      endpoint                  = "https://0123456789.gr7.eu-central-1.eks.amazonaws.com"
+      certificate_authority     = [{ data = "LS0tLS1CRUdJTi0tLS0t" }]
+      kubernetes_network_config = [{ elastic_load_balancing = [], ip_family = "ipv6", service_ipv4_cidr = null, service_ipv6_cidr = "fd12:3456:789a::/108" }]
+      vpc_config = [{
+        cluster_security_group_id = "sg-0123456789abcdef0"
+        endpoint_private_access   = true
+        endpoint_public_access    = false
+        public_access_cidrs       = []
+        security_group_ids        = []
+        subnet_ids                = []
+        vpc_id                    = "vpc-0123456789abcdef0"
+      }]
+    }
+  }
+
+  assert {
+    condition     = jsondecode(regex("\\{.*\\}", base64decode(aws_launch_template.this.user_data))).spec.cluster.cidr == "fd12:3456:789a::/108"
+    error_message = "nodeadm would give the node an IPv4 address"
+  }
+
+  assert {
+    condition     = length(aws_iam_role_policy.cni_ipv6) == 1 && !anytrue([for attachment in aws_iam_role_policy_attachment.node : endswith(attachment.policy_arn, "AmazonEKS_CNI_Policy")])
+    error_message = "the CNI could not assign addresses of IPv6"
+  }
+}
+
+run "ubuntu_in_an_ipv6_cluster" {
+  command = apply
+
+  variables {
+    operating_system = "ubuntu2204"
+  }
+
+  override_data {
+    target = data.aws_eks_cluster.this
+    values = {
+      name                      = "training"
+      endpoint                  = "https://0123456789.gr7.eu-central-1.eks.amazonaws.com"
+      certificate_authority     = [{ data = "LS0tLS1CRUdJTi0tLS0t" }]
+      kubernetes_network_config = [{ elastic_load_balancing = [], ip_family = "ipv6", service_ipv4_cidr = null, service_ipv6_cidr = "fd12:3456:789a::/108" }]
+      vpc_config = [{
+        cluster_security_group_id = "sg-0123456789abcdef0"
+        endpoint_private_access   = true
+        endpoint_public_access    = false
+        public_access_cidrs       = []
+        security_group_ids        = []
+        subnet_ids                = []
+        vpc_id                    = "vpc-0123456789abcdef0"
+      }]
+    }
+  }
+
+  assert {
+    condition     = strcontains(base64decode(aws_launch_template.this.user_data), "--ip-family 'ipv6' \\\n  --service-ipv6-cidr 'fd12:3456:789a::/108'")
+    error_message = "bootstrap.sh ends with an error"
+  }
+}
+
+run "a_cni_with_a_role_of_its_own" {
+  command = apply
+
+  variables {
+    cni_uses_node_role     = false
+    additional_policy_arns = ["arn:aws:iam::111122223333:policy/nodes"]
+  }
+
+  assert {
+    condition     = !anytrue([for attachment in aws_iam_role_policy_attachment.node : endswith(attachment.policy_arn, "AmazonEKS_CNI_Policy")]) && aws_iam_role_policy_attachment.additional["arn:aws:iam::111122223333:policy/nodes"].policy_arn == "arn:aws:iam::111122223333:policy/nodes"
+    error_message = "the role has the CNI's rights, or not our own policy"
+  }
+}
+
 run "spot" {
   command = apply
 
@@ -265,7 +466,7 @@ run "the_role_gets_managed_policies_and_no_own_one" {
   command = apply
 
   variables {
-    additional_managed_policies = ["AmazonEKS_CNI_Policy"]
+    additional_managed_policies = ["AmazonSSMManagedInstanceCore"]
   }
 
   assert {
@@ -273,6 +474,7 @@ run "the_role_gets_managed_policies_and_no_own_one" {
       "arn:aws:iam::aws:policy/AmazonEKSWorkerNodePolicy",
       "arn:aws:iam::aws:policy/AmazonEC2ContainerRegistryPullOnly",
       "arn:aws:iam::aws:policy/AmazonEKS_CNI_Policy",
+      "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",
     ])
     error_message = "the role has other policies"
   }

@@ -176,6 +176,38 @@ run "our_own_label_is_refused" {
   expect_failures = [var.labels]
 }
 
+run "a_label_of_eks_is_refused" {
+  command = plan
+  variables {
+    labels = { "eks.amazonaws.com/capacityType" = "SPOT" }
+  }
+  expect_failures = [var.labels]
+}
+
+run "a_power_off_in_minutes_is_refused" {
+  command = plan
+  variables {
+    withheld = { power_off_after_hours = 0.5 }
+  }
+  expect_failures = [var.withheld]
+}
+
+run "a_topic_by_name_is_refused" {
+  command = plan
+  variables {
+    withheld = { topic_arn = "gpu-nodes" }
+  }
+  expect_failures = [var.withheld]
+}
+
+run "a_policy_of_aws_by_arn_is_refused" {
+  command = plan
+  variables {
+    additional_policy_arns = ["arn:aws:iam::aws:policy/AdministratorAccess"]
+  }
+  expect_failures = [var.additional_policy_arns]
+}
+
 run "a_label_that_breaks_out_is_refused" {
   command = plan
   variables {

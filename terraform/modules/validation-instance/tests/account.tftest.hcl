@@ -72,7 +72,7 @@ run "no_policy_has_a_wildcard_action_and_star_only_where_aws_knows_no_resources"
       for policy in [aws_iam_role_policy.instance.policy, aws_iam_role_policy.sweeper.policy, aws_iam_role_policy.schedule.policy, aws_iam_policy.launcher.policy] : [
         for statement in jsondecode(policy).Statement : [
           for action in flatten([statement.Action]) : contains([
-            "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeVolumes",
+            "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeTags", "ec2:DescribeVolumes",
             "ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel",
             "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel",
           ], action)
@@ -134,6 +134,18 @@ run "the_sweeper_does_not_need_our_process" {
   assert {
     condition     = jsondecode(aws_sfn_state_machine.sweeper.definition).States.EachInstance.ItemProcessor.States.IsBeforeDeadline.Default == "Terminate"
     error_message = "an instance without a readable deadline lives for ever"
+  }
+
+  # AWS Step Functions Developer Guide, "Service quotas": input and output of a state have at most 256 KiB. A described instance has
+  # several, with 32 network interfaces tens of them; a tag has less than 512 bytes.
+  assert {
+    condition     = !strcontains(aws_sfn_state_machine.sweeper.definition, "describeInstances") && alltrue([for state in ["FindInstances", "FindMore"] : jsondecode(aws_sfn_state_machine.sweeper.definition).States[state].Parameters.MaxResults * 512 <= 256 * 1024])
+    error_message = "the instances of a large account do not fit into a state"
+  }
+
+  assert {
+    condition     = jsondecode(aws_sfn_state_machine.sweeper.definition).States.AreThereMore.Choices[0].Next == "FindMore" && jsondecode(aws_sfn_state_machine.sweeper.definition).States.FindMore.Parameters["NextToken.$"] == "$.found.NextToken"
+    error_message = "instances beyond the first page are never found"
   }
 }
 

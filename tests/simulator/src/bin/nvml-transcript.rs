@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! nvml-transcript > real.json
-//! simulate-node h200x1 -- nvml-transcript > simulated.json
+//! gpu-simulator run h200x1 -- nvml-transcript > simulated.json
 //! nvml-transcript --compare real.json simulated.json
 //! ```
 

@@ -1,12 +1,13 @@
 //! The exported functions. Names, parameters and results are NVIDIA's; what is not here is in `unsupported.rs`.
 
 use super::driver::{
-    Driver, Outcome, call, current_handle, guarded, init, lock, pop_current, push_current,
-    set_current,
+    Driver, Outcome, current_handle, forget_current, guarded, init, lock, pop_current,
+    push_current, set_current,
 };
 use super::image;
 use super::kernels::tensor_map::TensorMap;
 use super::kernels::{self, Launch};
+use super::memory_faults::{self, Direction, Operation};
 use super::objects::{EVENTS, Event, FUNCTIONS, Function, MODULES, Module, STREAMS, Stream};
 use super::result::{
     CuResult, ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND,
@@ -16,7 +17,7 @@ use super::{corruption, memory, result};
 use crate::gpu::{ComputeMode, CudaCall, Gpu};
 use crate::node::Node;
 use std::collections::HashSet;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 type Device = c_int;
@@ -27,7 +28,7 @@ type DevicePointer = u64;
 ///
 /// # Safety
 /// A pointer that is not null points to a `T` of the caller's.
-unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
+pub(super) unsafe fn put<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -45,18 +46,26 @@ macro_rules! functions {
             /// # Safety
             /// As NVIDIA's documentation of the function asks of its pointers.
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($arg: $type),*) -> CuResult {
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $crate::cuda::result::CuResult {
                 // SAFETY: the body uses the caller's pointers as the function's contract allows.
-                call(stringify!($name), |$driver| unsafe_body(|| $body))
+                $crate::cuda::driver::call(stringify!($name), |$driver| $crate::cuda::api::unsafe_body(|| $body))
             }
         )*
+        /// These functions by name.
+        pub(super) static FUNCTIONS_BY_NAME: &[$crate::cuda::Exported] = $crate::cuda::exported![$($name)*];
     };
 }
+pub(super) use functions;
 
 /// Marks where the bodies of `functions!` stand; they hold their own `unsafe` blocks.
-fn unsafe_body(body: impl FnOnce() -> Outcome) -> Outcome {
+pub(super) fn unsafe_body(body: impl FnOnce() -> Outcome) -> Outcome {
     body()
 }
+
+/// Exported functions that work before `cuInit`.
+pub(super) static BEFORE_INIT: &[super::Exported] = super::exported![
+    cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString cuGetProcAddress cuGetProcAddress_v2
+];
 
 // ---- Before cuInit ----
 
@@ -252,38 +261,40 @@ functions! {
 
     fn cuDevicePrimaryCtxRetain(driver, context: *mut Handle, device: Device) {
         let gpu = driver.gpu_index(device)?;
-        unsafe { put(context, driver.primary_context(gpu)?.handle()) }
+        unsafe { put(context, driver.retain_primary_context(gpu)?) }
     }
     fn cuDevicePrimaryCtxRelease_v2(driver, device: Device) {
-        driver.release_primary_context(driver.gpu_index(device)?);
-        Ok(())
+        driver.release_primary_context(driver.gpu_index(device)?)
     }
     fn cuDevicePrimaryCtxReset_v2(driver, device: Device) {
-        driver.release_primary_context(driver.gpu_index(device)?);
+        driver.reset_primary_context(driver.gpu_index(device)?);
         Ok(())
     }
-    fn cuDevicePrimaryCtxSetFlags_v2(driver, device: Device, _flags: c_uint) {
-        driver.gpu_index(device).map(drop)
+    fn cuDevicePrimaryCtxSetFlags_v2(driver, device: Device, flags: c_uint) {
+        driver.set_primary_context_flags(driver.gpu_index(device)?, flags);
+        Ok(())
     }
     fn cuDevicePrimaryCtxGetState(driver, device: Device, flags: *mut c_uint, active: *mut c_int) {
         let gpu = driver.gpu_index(device)?;
+        let (set, is_active) = driver.primary_context_state(gpu);
         unsafe {
-            put(flags, 0)?;
-            put(active, c_int::from(driver.primary_context_is_active(gpu)))
+            put(flags, set)?;
+            put(active, c_int::from(is_active))
         }
     }
     fn cuCtxCreate_v2(driver, context: *mut Handle, _flags: c_uint, device: Device) {
         let created = driver.create_context(driver.gpu_index(device)?)?;
         unsafe { put(context, created.handle())? };
-        push_current(created);
+        push_current(created.handle());
         Ok(())
     }
     fn cuCtxDestroy_v2(driver, context: Handle) {
         driver.destroy_context(&driver.context(context)?);
+        forget_current(context);
         Ok(())
     }
     fn cuCtxSetCurrent(driver, context: Handle) {
-        set_current(if context == 0 { None } else { Some(driver.context(context)?) });
+        set_current(if context == 0 { None } else { Some(driver.context(context)?.handle()) });
         Ok(())
     }
     fn cuCtxGetCurrent(driver, context: *mut Handle) {
@@ -291,13 +302,13 @@ functions! {
         unsafe { put(context, current_handle().unwrap_or(0)) }
     }
     fn cuCtxPushCurrent_v2(driver, context: Handle) {
-        push_current(driver.context(context)?);
+        push_current(driver.context(context)?.handle());
         Ok(())
     }
     fn cuCtxPopCurrent_v2(driver, context: *mut Handle) {
         let _ = driver;
         let popped = pop_current().ok_or(result::INVALID_CONTEXT)?;
-        if context.is_null() { Ok(()) } else { unsafe { put(context, popped.handle()) } }
+        if context.is_null() { Ok(()) } else { unsafe { put(context, popped) } }
     }
     fn cuCtxGetDevice(driver, device: *mut Device) {
         unsafe { put(device, driver.ordinal_of(driver.current()?.gpu)) }
@@ -320,9 +331,6 @@ functions! {
             if !least.is_null() { put(least, 0)? }
             if greatest.is_null() { Ok(()) } else { put(greatest, -5) }
         }
-    }
-    fn cuCtxSetLimit(driver, _limit: c_uint, _value: usize) {
-        driver.current().map(drop)
     }
     fn cuCtxSetCacheConfig(driver, _config: c_uint) {
         driver.current().map(drop)
@@ -469,13 +477,20 @@ functions! {
         fill(driver, stream, to, value, count)
     }
 
+    fn cuMemsetD2D32_v2(driver, to: DevicePointer, pitch: usize, value: u32, width: usize, height: usize) {
+        fill_rows(driver, 0, to, pitch, value, width, height)
+    }
+    fn cuMemsetD2D32Async(driver, to: DevicePointer, pitch: usize, value: u32, width: usize, height: usize, stream: Handle) {
+        fill_rows(driver, stream, to, pitch, value, width, height)
+    }
+
     // ---- Streams and events ----
 
     fn cuStreamCreate(driver, stream: *mut Handle, _flags: c_uint) {
-        unsafe { put(stream, Stream::create(driver.current()?.gpu)) }
+        unsafe { put(stream, Stream::create(&*driver.current()?)) }
     }
     fn cuStreamCreateWithPriority(driver, stream: *mut Handle, _flags: c_uint, _priority: c_int) {
-        unsafe { put(stream, Stream::create(driver.current()?.gpu)) }
+        unsafe { put(stream, Stream::create(&*driver.current()?)) }
     }
     fn cuStreamDestroy_v2(driver, stream: Handle) {
         driver.current()?;
@@ -688,7 +703,7 @@ const DYNAMIC_SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 ///
 /// # Safety
 /// A pointer that is not null points to so many values, which stay as they are during the call.
-unsafe fn list<'caller, T>(first: *const T, length: usize) -> Outcome<&'caller [T]> {
+pub(super) unsafe fn list<'caller, T>(first: *const T, length: usize) -> Outcome<&'caller [T]> {
     match length {
         0 => Ok(&[]),
         _ if first.is_null() => Err(INVALID_VALUE),
@@ -703,7 +718,7 @@ fn peer_accesses() -> &'static Mutex<HashSet<(usize, usize)>> {
 }
 
 /// Null and the two special handles of the legacy and per-thread default streams stand for the context's own.
-fn stream_of(driver: &Driver, handle: Handle) -> Outcome<Arc<Stream>> {
+pub(super) fn stream_of(driver: &Driver, handle: Handle) -> Outcome<Arc<Stream>> {
     let context = driver.current()?;
     if handle <= 2 {
         Ok(Arc::clone(&context.default_stream))
@@ -739,8 +754,22 @@ fn copy(driver: &Driver, stream: Handle, to: u64, from: u64, bytes: usize) -> Ou
         return Err(INVALID_VALUE);
     }
     let _work = driver.node.begin_work(stream.gpu, driver.slot(stream.gpu)?);
+    let scenario = driver.node.scenario();
+    let is_on_device = |address| memory::find(address).is_some_and(|it| !it.host);
+    let direction = match (is_on_device(from), is_on_device(to)) {
+        (true, true) => Direction::OnDevice,
+        (true, false) => Direction::ToHost,
+        _ => Direction::ToDevice,
+    };
+    let operation = Operation::Copy {
+        direction,
+        to,
+        bytes: bytes as u64,
+    };
+    let memory_faults = memory_faults::begin(&scenario.gpus[stream.gpu], stream.gpu, operation);
     // SAFETY: device ends were checked above, host ends are as the caller promises; ranges may overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    memory_faults.end();
     // 50 GB/s, the order of PCIe 5.0 x16.
     stream.pass(bytes as u64 / 50);
     Ok(())
@@ -752,21 +781,55 @@ fn fill<T: Copy>(driver: &Driver, stream: Handle, to: u64, value: T, count: usiz
     if count > 0 && (!memory::holds(to, bytes) || !to.is_multiple_of(align_of::<T>() as u64)) {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the allocation holds all of it, aligned, and any bits are a `T`.
-    unsafe { std::slice::from_raw_parts_mut(to as *mut T, count) }.fill(value);
+    let scenario = driver.node.scenario();
+    // Memory is filled by a kernel of the driver's own.
+    let memory_faults =
+        memory_faults::begin(&scenario.gpus[stream.gpu], stream.gpu, Operation::Launch);
+    if count > 0 {
+        // SAFETY: the allocation holds all of it, aligned, and any bits are a `T`.
+        unsafe { std::slice::from_raw_parts_mut(to as *mut T, count) }.fill(value);
+    }
+    memory_faults.end();
     stream.pass(bytes / 2_000);
     Ok(())
+}
+
+/// `width` values in each of `height` rows that begin `pitch` bytes apart.
+fn fill_rows(
+    driver: &Driver,
+    stream: Handle,
+    to: u64,
+    pitch: usize,
+    value: u32,
+    width: usize,
+    height: usize,
+) -> Outcome {
+    if height > 1 && pitch < width.saturating_mul(4) {
+        return Err(INVALID_VALUE);
+    }
+    (0..height).try_for_each(|row| fill(driver, stream, to + (row * pitch) as u64, value, width))
 }
 
 fn load_module(driver: &Driver, module: *mut Handle, data: *const c_void) -> Outcome {
     let context = driver.current()?;
     driver.injected_error(context.gpu, CudaCall::ModuleLoad)?;
-    let scenario = driver.node.scenario();
-    let capability = scenario.gpus[context.gpu].compute_capability;
     // SAFETY: as the caller of cuModuleLoadData promises.
-    let image = unsafe { image::read(data, scenario.driver.cuda_version, capability)? };
+    let image = unsafe { load_image(driver, context.gpu, data)? };
     // SAFETY: the exported functions pass their caller's pointer.
     unsafe { put(module, MODULES.insert(Module { image })) }
+}
+
+/// # Safety
+/// `data` points to NUL-terminated PTX or to a whole cubin.
+pub(super) unsafe fn load_image(
+    driver: &Driver,
+    gpu: usize,
+    data: *const c_void,
+) -> Outcome<image::Image> {
+    let scenario = driver.node.scenario();
+    let capability = scenario.gpus[gpu].compute_capability;
+    // SAFETY: as the caller promises.
+    unsafe { image::read(data, scenario.driver.cuda_version, capability) }
 }
 
 fn launch(
@@ -802,13 +865,18 @@ fn launch(
         }
         return Err(NOT_SUPPORTED);
     };
-    driver.node.state().gpu(context.gpu).count_launch();
+    let number = driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let _work = driver
         .node
         .begin_work(context.gpu, driver.slot(context.gpu)?);
-    let launch = Launch::new(grid, block, shared_bytes, parameters, gpu);
+    let first_sm = corruption::first_sm(gpu, number);
+    let strike = corruption::strike(driver.node, context.gpu, gpu, &function.name, first_sm);
+    let is_stale = strike.is_some_and(|it| it.is_stale);
+    let how = kernels::How { first_sm, is_stale };
+    let launch = Launch::new(grid, block, shared_bytes, parameters, gpu, how);
+    let memory_faults = memory_faults::begin(gpu, context.gpu, Operation::Launch);
     let done = run(&launch).map_err(|code| {
         if [ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION].contains(&code) {
             context.poison(code)
@@ -816,7 +884,11 @@ fn launch(
             code
         }
     })?;
-    corruption::spoil(driver.node, context.gpu, gpu, &function.name, &done.outputs);
+    if let Some(strike) = strike {
+        let (node, outputs) = (driver.node, &done.outputs);
+        corruption::spoil(node, context.gpu, gpu, &function.name, strike, outputs);
+    }
+    memory_faults.end();
     stream.pass(scaled_time(gpu, done.gpu_time_ns));
     Ok(())
 }
@@ -836,13 +908,21 @@ pub(crate) fn run_library_kernel(
     driver
         .injected_error(context.gpu, CudaCall::Launch)
         .map_err(|_| EXECUTION_FAILED)?;
-    driver.node.state().gpu(context.gpu).count_launch();
+    let number = driver.node.state().gpu(context.gpu).count_launch();
     let scenario = driver.node.scenario();
     let gpu = &scenario.gpus[context.gpu];
     let slot = driver.slot(context.gpu).map_err(|_| EXECUTION_FAILED)?;
     let _work = driver.node.begin_work(context.gpu, slot);
-    run()?;
-    corruption::spoil(driver.node, context.gpu, gpu, name, &[output]);
+    let first_sm = corruption::first_sm(gpu, number);
+    let strike = corruption::strike(driver.node, context.gpu, gpu, name, first_sm);
+    let memory_faults = memory_faults::begin(gpu, context.gpu, Operation::Launch);
+    if !strike.is_some_and(|it| it.is_stale) {
+        run()?;
+    }
+    if let Some(strike) = strike {
+        corruption::spoil(driver.node, context.gpu, gpu, name, strike, &[output]);
+    }
+    memory_faults.end();
     stream.pass(scaled_time(gpu, gpu_time_ns));
     Ok(())
 }
@@ -891,7 +971,11 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
         }
         // SAFETY: as the caller promises.
         let name = unsafe { CStr::from_ptr(symbol) };
-        let found = super::proc_address::find(name, version);
+        let node = Node::of_this_process().map_err(|_| result::UNKNOWN)?;
+        let scenario = node.scenario();
+        let newest = scenario.driver.cuda_version_number();
+        let missing = &scenario.cuda.missing_symbols;
+        let found = super::proc_address::find(name, version.min(newest), missing);
         // SAFETY: as the caller promises. Status 0 is found, 1 is no such symbol.
         unsafe {
             if !status.is_null() {
@@ -906,9 +990,4 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
             Ok(())
         }
     })
-}
-
-/// Kept so that the version suffixes of the table in `proc_address.rs` are found by `dlsym`.
-pub(super) fn library_path() -> Option<CString> {
-    crate::marker::own_path().and_then(|path| CString::new(path).ok())
 }

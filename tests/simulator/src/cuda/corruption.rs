@@ -1,6 +1,6 @@
 //! Wrong numbers: spoils what a kernel wrote, as the scenario asks, and notes what it spoiled.
 
-use super::kernels::{Blocks, Output, Tiles};
+use super::kernels::{Blocks, CUBLASLT_PRODUCT, Output, Tiles};
 use crate::gpu::{Gpu, WrongResultKind, WrongResultPlace, WrongResults};
 use crate::node::Node;
 use crate::wrong_results::{WrongArea, WrongResult, append};
@@ -9,9 +9,6 @@ use crate::wrong_results::{WrongArea, WrongResult, append};
 const TILE: u64 = 128;
 /// Elements of one column that are so many rows apart are always in one strip of a verification's checksum.
 const ROWS_APART: u64 = 8;
-
-/// The kernels of cuBLASLt's products, whatever their names are in the real library.
-pub(crate) const CUBLASLT_PRODUCT: &str = "cublasLtMatmul";
 
 /// What happens to an element.
 #[derive(Clone, Copy, Debug)]
@@ -31,36 +28,137 @@ struct Area {
     sm: Option<u32>,
 }
 
-/// Notes who multiplied, and spoils the outputs of a launch of `kernel` that has just ended, if it is one that shall be wrong.
-/// Real bytes change.
-pub(super) fn spoil(node: &Node, gpu_index: usize, gpu: &Gpu, kernel: &str, outputs: &[Output]) {
+/// A launch that shall be wrong.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strike {
+    /// Its number among those of the kernels that the fault is about.
+    launch: u64,
+    /// The how manieth wrong one it is.
+    number: u64,
+    /// Where its first block runs.
+    first_sm: u64,
+    /// Whether it succeeds and writes nothing.
+    pub(super) is_stale: bool,
+}
+
+/// Notes who multiplies, and decides whether the launch of `kernel` that is about to begin shall be wrong.
+pub(super) fn strike(
+    node: &Node,
+    gpu_index: usize,
+    gpu: &Gpu,
+    kernel: &str,
+    first_sm: u64,
+) -> Option<Strike> {
+    let state = node.state().gpu(gpu_index);
     if kernel == CUBLASLT_PRODUCT || kernel.starts_with("gemm") {
-        let dynamics = &node.state().gpu(gpu_index).dynamics;
-        dynamics.note_product(kernel == CUBLASLT_PRODUCT);
+        state.dynamics.note_product(kernel == CUBLASLT_PRODUCT);
     }
+    let fault = gpu.wrong_results.as_ref()?;
+    if !is_meant(fault, kernel) {
+        return None;
+    }
+    let launch = state.count_spoilable_launch();
+    let number = wrong_number(fault, launch)?;
+    let is_hot = fault
+        .from_temperature_c
+        .is_none_or(|degrees| crate::dynamics::temperature_c(gpu, &state.dynamics) >= degrees);
+    let load_ns = state.loaded_ns();
+    let is_time = fault.from_load.is_none_or(|from| load_ns >= from.as_ns())
+        && fault.until_load.is_none_or(|until| load_ns < until.as_ns());
+    let is_stale = fault.kind == WrongResultKind::Stale;
+    (is_hot && is_time).then_some(Strike {
+        launch,
+        number,
+        first_sm,
+        is_stale,
+    })
+}
+
+/// The multiprocessor that the first block of a launch runs on. Small grids would leave most of them without work; where a
+/// fault is about one, that one computes the first or the second block in turn.
+pub(super) fn first_sm(gpu: &Gpu, launches: u64) -> u64 {
+    let of_one = gpu.wrong_results.as_ref().and_then(|fault| fault.sm);
+    let count = u64::from(gpu.sm_count.max(1));
+    of_one.map_or(0, |sm| u64::from(sm) + count - launches % 2)
+}
+
+/// Spoils the outputs of a launch of `kernel` that has just ended. Real bytes change.
+pub(super) fn spoil(
+    node: &Node,
+    gpu_index: usize,
+    gpu: &Gpu,
+    kernel: &str,
+    strike: Strike,
+    outputs: &[Output],
+) {
     let Some(fault) = &gpu.wrong_results else {
         return;
     };
-    if !is_meant(fault, kernel) {
-        return;
-    }
-    let launch = node.state().gpu(gpu_index).count_spoilable_launch();
-    let Some(number) = wrong_number(fault, launch) else {
-        return;
-    };
     for output in outputs.iter().filter(|it| it.elements > 0) {
-        let (areas, change) = plan(output, fault, (launch, number), gpu.sm_count);
+        let areas = match fault.kind {
+            WrongResultKind::Stale => vec![everything(output)],
+            WrongResultKind::Transposed => vec![transpose(output)],
+            _ => {
+                let (areas, change) = plan(output, fault, strike, gpu.sm_count);
+                areas.iter().map(|it| apply(output, *it, change)).collect()
+            }
+        };
         let result = WrongResult {
             gpu: gpu_index,
             kernel: kernel.to_owned(),
-            launch,
-            areas: areas.iter().map(|it| apply(output, *it, change)).collect(),
+            launch: strike.launch,
+            areas,
         };
         if result.areas.is_empty() {
             continue;
         }
         // A node whose folder cannot be written to has no record; its results are wrong all the same.
         let _ = append(node.folder(), &result);
+    }
+}
+
+fn everything(output: &Output) -> WrongArea {
+    let columns = output.row_length.max(1);
+    WrongArea {
+        row: 0,
+        column: 0,
+        rows: output.elements.div_ceil(columns),
+        columns,
+        sm: None,
+        flipped_bits: 0,
+    }
+}
+
+/// Exchanges rows and columns of the largest square at the output's start.
+fn transpose(output: &Output) -> WrongArea {
+    let area = everything(output);
+    let side = area.rows.min(area.columns);
+    for row in 0..side {
+        for column in 0..row {
+            let (one, other) = (row * area.columns + column, column * area.columns + row);
+            if one < output.elements && other < output.elements {
+                swap(output, one, other);
+            }
+        }
+    }
+    WrongArea {
+        rows: side,
+        columns: side,
+        ..area
+    }
+}
+
+fn swap(output: &Output, one: u64, other: u64) {
+    for place in 0..output.element_size as u64 {
+        let mut byte = 0;
+        with_byte(output, one, place, |old| {
+            byte = old;
+            old
+        });
+        with_byte(output, other, place, |old| {
+            std::mem::replace(&mut byte, old)
+        });
+        with_byte(output, one, place, |_| byte);
     }
 }
 
@@ -83,12 +181,14 @@ fn wrong_number(fault: &WrongResults, launch: u64) -> Option<u64> {
 fn plan(
     output: &Output,
     fault: &WrongResults,
-    (launch, number): (u64, u64),
+    strike: Strike,
     sm_count: u32,
 ) -> (Vec<Area>, Change) {
+    let Strike { launch, number, .. } = strike;
     if let Some(sm) = fault.sm {
         // The lowest mantissa or integer bit of everything that it computes.
-        return (areas_of_sm(output, sm, sm_count), Change::Flip { bit: 0 });
+        let areas = areas_of_sm(output, sm, sm_count, strike.first_sm);
+        return (areas, Change::Flip { bit: 0 });
     }
     let bits = output.element_size as u64 * 8;
     let (element, bit) = match fault.place {
@@ -134,6 +234,8 @@ fn plan(
             let tile = tile_at(&tiles, row_length, row, column);
             (vec![area_of_tile(output, &tiles, tile, sm_count)], flip)
         }
+        // These are not about places (`spoil`).
+        WrongResultKind::Stale | WrongResultKind::Transposed => (Vec::new(), flip),
     }
 }
 
@@ -181,9 +283,23 @@ fn sm_of(output: &Output, row: u64, column: u64, sm_count: u32) -> Option<u32> {
 }
 
 /// Everything that this multiprocessor computes.
-fn areas_of_sm(output: &Output, sm: u32, sm_count: u32) -> Vec<Area> {
+fn areas_of_sm(output: &Output, sm: u32, sm_count: u32, first_sm: u64) -> Vec<Area> {
     let row_length = output.row_length.max(1);
+    let count = u64::from(sm_count.max(1));
+    // The first block that it runs, where they are dealt in turn from `first_sm` on.
+    let first = (u64::from(sm) + count - first_sm % count) % count;
     match &output.blocks {
+        // Where the kernel does not say who computes which tile, the first block computes the first one.
+        Blocks::Tiles(tiles) if tiles.sm.is_empty() => {
+            let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
+            (first..rows_of_tiles * row_length.div_ceil(tiles.columns))
+                .step_by(sm_count.max(1) as usize)
+                .map(|tile| Area {
+                    sm: Some(sm),
+                    ..area_of_tile(output, tiles, tile, sm_count)
+                })
+                .collect()
+        }
         Blocks::Tiles(tiles) => {
             let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
             (0..rows_of_tiles * row_length.div_ceil(tiles.columns))
@@ -195,7 +311,7 @@ fn areas_of_sm(output: &Output, sm: u32, sm_count: u32) -> Vec<Area> {
         Blocks::InOrder { elements } => {
             let per_block = (*elements).max(1);
             let blocks = output.elements.div_ceil(per_block);
-            (u64::from(sm)..blocks)
+            (first..blocks)
                 .step_by(sm_count.max(1) as usize)
                 .map(|block| block * per_block)
                 .map(|first| Area {
@@ -319,6 +435,15 @@ mod tests {
         }
     }
 
+    fn struck(number: u64) -> Strike {
+        Strike {
+            launch: number,
+            number,
+            first_sm: 0,
+            is_stale: false,
+        }
+    }
+
     fn fault(text: &str) -> WrongResults {
         serde_json::from_str(text).unwrap()
     }
@@ -342,7 +467,7 @@ mod tests {
         let fault = fault(r#"{"kind": "bit", "place": "tile-corners"}"#);
         let mut places = std::collections::BTreeSet::new();
         for number in 0..32 * 4 * 8 {
-            let (areas, change) = plan(&output(), &fault, (number, number), 132);
+            let (areas, change) = plan(&output(), &fault, struck(number), 132);
             let Change::Flip { bit } = change else {
                 panic!("{change:?}")
             };
@@ -357,17 +482,32 @@ mod tests {
     #[test]
     fn a_multiprocessor_is_wrong_in_all_of_its_tiles() {
         let fault = fault(r#"{"kind": "element", "sm": 6}"#);
-        let (areas, _) = plan(&output(), &fault, (0, 0), 132);
+        let (areas, _) = plan(&output(), &fault, struck(0), 132);
         let places: Vec<(u64, u64)> = areas.iter().map(|it| (it.row, it.column)).collect();
         assert_eq!(places, [(0, 256), (256, 256)]);
         assert!(areas.iter().all(|it| (it.rows, it.columns) == (128, 256)));
     }
 
     #[test]
+    fn any_multiprocessor_computes_a_block_of_every_launch() {
+        let catalogue = crate::Catalogue::shipped();
+        for sm in [0, 77, 131] {
+            let set = [format!("gpu.wrong_results={{kind: element, sm: {sm}}}")];
+            let resolved = crate::resolve::resolve(&catalogue, "h200x1", &[], &set).unwrap();
+            let scenario = crate::resolve::scenario_at_start(&resolved).unwrap();
+            for launch in 0..4 {
+                let first = first_sm(&scenario.gpus[0], launch);
+                let blocks = [first % 132, (first + 1) % 132];
+                assert!(blocks.contains(&sm), "{sm} {launch} {blocks:?}");
+            }
+        }
+    }
+
+    #[test]
     fn two_rows_lie_in_one_strip() {
         let fault = fault(r#"{"kind": "two-rows", "bit": 31}"#);
         for launch in 0..100 {
-            let (areas, _) = plan(&output(), &fault, (launch, launch), 132);
+            let (areas, _) = plan(&output(), &fault, struck(launch), 132);
             assert_eq!(areas[0].column, areas[1].column);
             assert_eq!(areas[0].row / 16, areas[1].row / 16);
             assert_ne!(areas[0].row, areas[1].row);

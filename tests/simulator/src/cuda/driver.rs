@@ -1,8 +1,9 @@
 //! The driver's state in this process: visible devices, contexts, and what every call does first.
 
-use super::objects::Context;
+use super::objects::{Context, next_handle};
 use super::result::{
-    CuResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, SUCCESS, UNKNOWN,
+    CONTEXT_IS_DESTROYED, CuResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
+    SUCCESS, UNKNOWN,
 };
 use crate::gpu::{CudaCall, Gpu};
 use crate::node::{Node, hang, misbehave};
@@ -10,6 +11,7 @@ use crate::scenario::KernelModule;
 use crate::state::ProcessSlot;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -26,13 +28,24 @@ pub(super) struct Driver {
     /// The MIG instance that stands for a GPU in this process, by its position in the GPU's list. CUDA gives a process one
     /// MIG device at most.
     mig: Option<(usize, usize)>,
-    primary_contexts: Mutex<HashMap<usize, Arc<Context>>>,
+    primary_contexts: Mutex<HashMap<usize, PrimaryContext>>,
     /// Every context that was not destroyed, by handle.
     contexts: Mutex<HashMap<usize, Arc<Context>>>,
 }
 
+/// A GPU's primary context, which all users of the CUDA runtime in a process share.
+struct PrimaryContext {
+    /// The same for the process's life, as on a real driver.
+    handle: usize,
+    flags: u32,
+    /// Retains that no release has taken back. The last release resets the context; a reset leaves the retains as they are.
+    retained: u32,
+}
+
 thread_local! {
-    static CURRENT: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    /// Handles of contexts, the current one last. Never dropped: a program may call the driver from `atexit`, when
+    /// thread-local values with a destructor are gone.
+    static CURRENT: RefCell<ManuallyDrop<Vec<usize>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Runs an API function that needs `cuInit` to have succeeded.
@@ -119,6 +132,9 @@ pub(super) fn init() -> Outcome {
 /// Whether this process may open the GPU's device node. A GPU whose node it may not open is left out; one whose node is
 /// missing is not, since `nvidia-modprobe` would make it.
 fn may_open(node: &Node, gpu: &Gpu) -> bool {
+    if !gpu.device_node_allowed {
+        return false;
+    }
     let path = format!("sysroot/dev/nvidia{}", gpu.minor_number);
     match std::fs::File::open(node.folder().join(path)) {
         Ok(_) => true,
@@ -201,6 +217,16 @@ fn leading_number(entry: &str) -> Option<usize> {
     usize::try_from(number).ok()
 }
 
+impl PrimaryContext {
+    fn new() -> Self {
+        Self {
+            handle: next_handle(),
+            flags: 0,
+            retained: 0,
+        }
+    }
+}
+
 impl Driver {
     /// The GPU of a CUDA ordinal, as an index into the scenario's list.
     pub(super) fn gpu_index(&self, ordinal: i32) -> Outcome<usize> {
@@ -274,31 +300,69 @@ impl Driver {
         Ok(slot)
     }
 
-    pub(super) fn primary_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {
+    /// `cuDevicePrimaryCtxRetain`.
+    pub(super) fn retain_primary_context(&'static self, gpu: usize) -> Outcome<usize> {
         let mut primary = lock(&self.primary_contexts);
-        if let Some(context) = primary.get(&gpu) {
-            return Ok(Arc::clone(context));
+        let entry = primary.entry(gpu).or_insert_with(PrimaryContext::new);
+        if !self.is_open(entry.handle) {
+            self.open_context(gpu, entry.handle)?;
         }
-        let context = self.create_context(gpu)?;
-        primary.insert(gpu, Arc::clone(&context));
-        Ok(context)
+        entry.retained += 1;
+        Ok(entry.handle)
     }
 
-    pub(super) fn release_primary_context(&self, gpu: usize) {
-        if let Some(context) = lock(&self.primary_contexts).remove(&gpu) {
+    /// `cuDevicePrimaryCtxRelease`. A context that nobody retains cannot be released.
+    // Source: CUDA Driver API, "Primary Context Management".
+    pub(super) fn release_primary_context(&self, gpu: usize) -> Outcome {
+        let mut primary = lock(&self.primary_contexts);
+        let entry = primary.get_mut(&gpu).ok_or(INVALID_CONTEXT)?;
+        entry.retained = entry.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if entry.retained == 0 {
+            self.close_context(entry.handle);
+        }
+        Ok(())
+    }
+
+    /// `cuDevicePrimaryCtxReset`: destroys what the context holds, whoever retains it.
+    pub(super) fn reset_primary_context(&self, gpu: usize) {
+        if let Some(entry) = lock(&self.primary_contexts).get(&gpu) {
+            self.close_context(entry.handle);
+        }
+    }
+
+    /// The primary context's flags, and whether it is active.
+    pub(super) fn primary_context_state(&self, gpu: usize) -> (u32, bool) {
+        let primary = lock(&self.primary_contexts);
+        primary.get(&gpu).map_or((0, false), |entry| {
+            (entry.flags, self.is_open(entry.handle))
+        })
+    }
+
+    pub(super) fn set_primary_context_flags(&self, gpu: usize, flags: u32) {
+        let mut primary = lock(&self.primary_contexts);
+        let entry = primary.entry(gpu).or_insert_with(PrimaryContext::new);
+        entry.flags = flags;
+    }
+
+    fn is_open(&self, handle: usize) -> bool {
+        lock(&self.contexts).contains_key(&handle)
+    }
+
+    fn close_context(&self, handle: usize) {
+        if let Ok(context) = self.context(handle) {
             self.destroy_context(&context);
         }
     }
 
-    pub(super) fn primary_context_is_active(&self, gpu: usize) -> bool {
-        lock(&self.primary_contexts).contains_key(&gpu)
+    pub(super) fn create_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {
+        self.open_context(gpu, next_handle())
     }
 
-    pub(super) fn create_context(&'static self, gpu: usize) -> Outcome<Arc<Context>> {
+    fn open_context(&self, gpu: usize, handle: usize) -> Outcome<Arc<Context>> {
         self.injected_error(gpu, CudaCall::ContextCreation)?;
         let slot = self.slot(gpu)?;
         slot.open_context();
-        let context = Arc::new(Context::new(gpu));
+        let context = Arc::new(Context::new(gpu, handle));
         lock(&self.contexts).insert(context.handle(), Arc::clone(&context));
         Ok(context)
     }
@@ -307,12 +371,12 @@ impl Driver {
         if lock(&self.contexts).remove(&context.handle()).is_none() {
             return;
         }
-        CURRENT.with_borrow_mut(|stack| stack.retain(|it| !Arc::ptr_eq(it, context)));
-        super::memory::free_all(context.handle());
-        if let Some(slot) = self.node.state().gpu(context.gpu).attach()
-            && slot.close_context() == 0
-        {
-            slot.detach();
+        let freed_bytes = super::memory::free_all(context.handle());
+        if let Some(slot) = self.node.state().gpu(context.gpu).attach() {
+            slot.release_memory(freed_bytes);
+            if slot.close_context() == 0 {
+                slot.detach();
+            }
         }
     }
 
@@ -325,9 +389,8 @@ impl Driver {
 
     /// The current context, if no sticky error has poisoned it and its GPU is still there.
     pub(super) fn current(&self) -> Outcome<Arc<Context>> {
-        let context = CURRENT
-            .with_borrow(|stack| stack.last().cloned())
-            .ok_or(INVALID_CONTEXT)?;
+        let handle = current_handle().ok_or(INVALID_CONTEXT)?;
+        let context = self.context(handle).map_err(|_| CONTEXT_IS_DESTROYED)?;
         match context.sticky_error() {
             SUCCESS => {}
             code => return Err(code),
@@ -348,7 +411,7 @@ impl Driver {
             _ => Ok(()),
         })
         .map_err(|(code, sticky)| {
-            if sticky && let Some(context) = CURRENT.with_borrow(|stack| stack.last().cloned()) {
+            if sticky && let Some(Ok(context)) = current_handle().map(|it| self.context(it)) {
                 context.poison(code);
             }
             code
@@ -362,22 +425,27 @@ pub(super) fn initialized() -> Option<&'static Driver> {
 }
 
 pub(super) fn current_handle() -> Option<usize> {
-    CURRENT.with_borrow(|stack| stack.last().map(|context| context.handle()))
+    CURRENT.with_borrow(|stack| stack.last().copied())
 }
 
-pub(super) fn set_current(context: Option<Arc<Context>>) {
+pub(super) fn set_current(context: Option<usize>) {
     CURRENT.with_borrow_mut(|stack| {
         stack.pop();
         stack.extend(context);
     });
 }
 
-pub(super) fn push_current(context: Arc<Context>) {
+pub(super) fn push_current(context: usize) {
     CURRENT.with_borrow_mut(|stack| stack.push(context));
 }
 
-pub(super) fn pop_current() -> Option<Arc<Context>> {
-    CURRENT.with_borrow_mut(Vec::pop)
+pub(super) fn pop_current() -> Option<usize> {
+    CURRENT.with_borrow_mut(|stack| stack.pop())
+}
+
+/// A context that its owner destroys is no longer current to the calling thread; a primary context that is reset still is.
+pub(super) fn forget_current(context: usize) {
+    CURRENT.with_borrow_mut(|stack| stack.retain(|it| *it != context));
 }
 
 /// A poisoned lock only says that a call of the program under test panicked inside; the data is kept valid at each step.

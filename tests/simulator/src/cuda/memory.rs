@@ -88,18 +88,26 @@ pub(super) fn free(driver: &Driver, base: u64) -> Outcome {
     Ok(())
 }
 
-/// Frees what a context leaves behind; the caller gives the GPU's bytes back with the slot.
-pub(super) fn free_all(context: usize) {
+/// Frees what a context leaves behind, and returns how many of the GPU's bytes that is.
+pub(super) fn free_all(context: usize) -> u64 {
     let mut allocations = lock(&ALLOCATIONS);
     let left: Vec<Allocation> = allocations
         .values()
         .filter(|it| it.context == context && !it.host)
         .copied()
         .collect();
-    for allocation in left {
+    for allocation in &left {
         allocations.remove(&allocation.base);
-        unmap(&allocation);
+        unmap(allocation);
     }
+    left.iter().map(|it| it.reserved).sum()
+}
+
+/// What this process has of a GPU's memory.
+pub(super) fn of_gpu(gpu: usize) -> Vec<Allocation> {
+    let allocations = lock(&ALLOCATIONS);
+    let of_gpu = |it: &&Allocation| it.gpu == gpu && !it.host;
+    allocations.values().filter(of_gpu).copied().collect()
 }
 
 /// The allocation that holds this address.

@@ -11,16 +11,50 @@
     reason = "the functions! macro writes the section for all of them"
 )]
 
+use std::ffi::c_void;
+
 pub mod api;
 mod corruption;
 mod driver;
 mod image;
 pub mod kernels;
+pub mod library;
 mod memory;
+mod memory_faults;
 mod objects;
 mod proc_address;
 pub mod result;
 pub mod unsupported;
+
+/// A function that the library exports.
+pub(crate) struct Exported {
+    name: &'static str,
+    address: *const c_void,
+}
+
+// SAFETY: the address of a function, which nothing writes to.
+unsafe impl Sync for Exported {}
+
+macro_rules! exported {
+    ($($name:ident)*) => {
+        &[$($crate::cuda::Exported { name: stringify!($name), address: $name as *const std::ffi::c_void }),*]
+    };
+}
+pub(crate) use exported;
+
+/// The function of this exact name, if the driver API has it.
+pub(crate) fn function(name: &str) -> Option<*mut c_void> {
+    let lists = [
+        api::FUNCTIONS_BY_NAME,
+        api::BEFORE_INIT,
+        library::FUNCTIONS_BY_NAME,
+        unsupported::FUNCTIONS_BY_NAME,
+    ];
+    let mut functions = lists.into_iter().flatten();
+    functions
+        .find(|it| it.name == name)
+        .map(|it| it.address.cast_mut())
+}
 
 /// Device memory that the allocation holds completely, for the libraries beside this one.
 pub(crate) fn device_bytes(address: u64, length: u64) -> Option<&'static mut [u8]> {

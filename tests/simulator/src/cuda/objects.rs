@@ -15,21 +15,20 @@ pub(super) struct Context {
     /// Index into the scenario's list of GPUs.
     pub(super) gpu: usize,
     sticky_error: AtomicU32,
+    /// `cuCtxSetLimit` values by limit.
+    pub(super) limits: Mutex<HashMap<u32, usize>>,
     /// The default stream's clock, in nanoseconds of GPU time.
     pub(super) default_stream: Arc<Stream>,
 }
 
 impl Context {
-    pub(super) fn new(gpu: usize) -> Self {
-        let default_stream = Arc::new(Stream {
-            gpu,
-            clock_ns: AtomicU64::new(0),
-        });
+    pub(super) fn new(gpu: usize, handle: usize) -> Self {
         Self {
-            handle: next_handle(),
+            handle,
             gpu,
             sticky_error: AtomicU32::new(SUCCESS),
-            default_stream,
+            limits: Mutex::default(),
+            default_stream: Arc::new(Stream::new(gpu, handle)),
         }
     }
 
@@ -52,6 +51,8 @@ impl Context {
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) gpu: usize,
+    /// Handle of the context that it was made in.
+    pub(super) context: usize,
     clock_ns: AtomicU64,
 }
 
@@ -92,6 +93,14 @@ pub(super) struct Module {
     pub(super) image: Image,
 }
 
+/// A library and the module that stands for it in every context.
+#[derive(Debug)]
+pub(super) struct Library {
+    pub(super) module: usize,
+    /// Handles of its kernels, in the order of the image. A kernel's handle is a function's, too.
+    pub(super) kernels: Vec<usize>,
+}
+
 /// A kernel of a module.
 #[derive(Debug)]
 pub(super) struct Function {
@@ -127,6 +136,13 @@ impl<T> Table<T> {
             .ok_or(super::result::INVALID_HANDLE)
     }
 
+    /// The handle of an object that fits.
+    pub(super) fn find(&self, fits: impl Fn(&T) -> bool) -> Option<usize> {
+        let objects = lock(&self.objects);
+        let found = objects.iter().find(|(_, object)| fits(object));
+        found.map(|(handle, _)| *handle)
+    }
+
     pub(super) fn remove(&self, handle: usize) -> Outcome<Arc<T>> {
         lock(&self.objects)
             .remove(&handle)
@@ -137,19 +153,26 @@ impl<T> Table<T> {
 pub(super) static STREAMS: Table<Stream> = Table::new();
 pub(super) static EVENTS: Table<Event> = Table::new();
 pub(super) static MODULES: Table<Module> = Table::new();
+/// `cuLibraryLoadData`'s: modules that belong to no context.
+pub(super) static LIBRARIES: Table<Library> = Table::new();
 pub(super) static FUNCTIONS: Table<Function> = Table::new();
 
 impl Stream {
-    pub(super) fn create(gpu: usize) -> usize {
-        STREAMS.insert(Self {
+    fn new(gpu: usize, context: usize) -> Self {
+        Self {
             gpu,
+            context,
             clock_ns: AtomicU64::new(0),
-        })
+        }
+    }
+
+    pub(super) fn create(context: &Context) -> usize {
+        STREAMS.insert(Self::new(context.gpu, context.handle))
     }
 }
 
 /// Handles start far from small numbers, which callers use for "default stream" and the like.
-fn next_handle() -> usize {
+pub(super) fn next_handle() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000);
     NEXT.fetch_add(16, Ordering::Relaxed)
 }

@@ -2,15 +2,15 @@
 //! `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! The list is every function of `cuda.h` up to CUDA 13.0, as the cudarc crate's bindings name them, less what `api.rs`
-//! implements.
+//! and `library.rs` implement.
 
 use super::driver::guarded;
 use super::result::{CuResult, NOT_SUPPORTED};
 
 macro_rules! unsupported {
     ($($name:ident)*) => {
-        /// The names of these functions.
-        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+        /// These functions by name.
+        pub(super) static FUNCTIONS_BY_NAME: &[super::Exported] = super::exported![$($name)*];
         $(
             /// Not supported by the simulator.
             #[unsafe(no_mangle)]
@@ -39,22 +39,15 @@ unsupported! {
     cuCoredumpSetAttribute
     cuCoredumpSetAttributeGlobal
     cuCtxAttach
-    cuCtxCreate_v3
-    cuCtxCreate_v4
     cuCtxDetach
     cuCtxFromGreenCtx
-    cuCtxGetCacheConfig
     cuCtxGetDevResource
-    cuCtxGetDevice_v2
     cuCtxGetExecAffinity
-    cuCtxGetId
-    cuCtxGetLimit
     cuCtxGetSharedMemConfig
     cuCtxRecordEvent
     cuCtxResetPersistingL2Cache
     cuCtxSetFlags
     cuCtxSetSharedMemConfig
-    cuCtxSynchronize_v2
     cuCtxWaitEvent
     cuDestroyExternalMemory
     cuDestroyExternalSemaphore
@@ -63,14 +56,12 @@ unsupported! {
     cuDevSmResourceSplitByCount
     cuDeviceGetCliqueCount
     cuDeviceGetCliqueInfo
-    cuDeviceGetDefaultMemPool
     cuDeviceGetDevResource
     cuDeviceGetExecAffinitySupport
     cuDeviceGetFabricClusterUuid
     cuDeviceGetGraphMemAttribute
     cuDeviceGetHostAtomicCapabilities
     cuDeviceGetLuid
-    cuDeviceGetMemPool
     cuDeviceGetP2PAtomicCapabilities
     cuDeviceGetP2PAttribute
     cuDeviceGetProperties
@@ -78,16 +69,12 @@ unsupported! {
     cuDeviceGraphMemTrim
     cuDeviceRegisterAsyncNotification
     cuDeviceSetGraphMemAttribute
-    cuDeviceSetMemPool
     cuDeviceUnregisterAsyncNotification
     cuExternalMemoryGetMappedBuffer
     cuExternalMemoryGetMappedMipmappedArray
     cuFlushGPUDirectRDMAWrites
-    cuFuncGetName
     cuFuncGetParamCount
     cuFuncGetParamInfo
-    cuFuncIsLoaded
-    cuFuncLoad
     cuFuncSetBlockShape
     cuFuncSetSharedMemConfig
     cuFuncSetSharedSize
@@ -210,9 +197,6 @@ unsupported! {
     cuIpcOpenEventHandle
     cuIpcOpenMemHandle_v2
     cuKernelGetAttribute
-    cuKernelGetFunction
-    cuKernelGetLibrary
-    cuKernelGetName
     cuKernelGetParamCount
     cuKernelGetParamInfo
     cuKernelSetAttribute
@@ -223,16 +207,10 @@ unsupported! {
     cuLaunchGrid
     cuLaunchGridAsync
     cuLaunchHostFunc_v2
-    cuLibraryEnumerateKernels
     cuLibraryGetGlobal
-    cuLibraryGetKernel
-    cuLibraryGetKernelCount
     cuLibraryGetManaged
-    cuLibraryGetModule
     cuLibraryGetUnifiedFunction
-    cuLibraryLoadData
     cuLibraryLoadFromFile
-    cuLibraryUnload
     cuLinkAddData_v2
     cuLinkAddFile_v2
     cuLinkComplete
@@ -259,7 +237,6 @@ unsupported! {
     cuMemAddressReserve
     cuMemAdvise
     cuMemAdvise_v2
-    cuMemAllocFromPoolAsync
     cuMemAllocPitch_v2
     cuMemBatchDecompressAsync
     cuMemCreate
@@ -277,17 +254,12 @@ unsupported! {
     cuMemImportFromShareableHandle
     cuMemMap
     cuMemMapArrayAsync
-    cuMemPoolCreate
-    cuMemPoolDestroy
     cuMemPoolExportPointer
     cuMemPoolExportToShareableHandle
     cuMemPoolGetAccess
-    cuMemPoolGetAttribute
     cuMemPoolImportFromShareableHandle
     cuMemPoolImportPointer
     cuMemPoolSetAccess
-    cuMemPoolSetAttribute
-    cuMemPoolTrimTo
     cuMemPrefetchAsync
     cuMemPrefetchAsync_v2
     cuMemPrefetchBatchAsync
@@ -320,8 +292,6 @@ unsupported! {
     cuMemcpyWithAttributesAsync
     cuMemsetD2D16Async
     cuMemsetD2D16_v2
-    cuMemsetD2D32Async
-    cuMemsetD2D32_v2
     cuMemsetD2D8Async
     cuMemsetD2D8_v2
     cuMipmappedArrayCreate
@@ -330,8 +300,6 @@ unsupported! {
     cuMipmappedArrayGetMemoryRequirements
     cuMipmappedArrayGetSparseProperties
     cuModuleEnumerateFunctions
-    cuModuleGetFunctionCount
-    cuModuleGetGlobal_v2
     cuModuleGetSurfRef
     cuModuleGetTexRef
     cuModuleLoadFatBinary
@@ -375,12 +343,8 @@ unsupported! {
     cuStreamGetCaptureInfo
     cuStreamGetCaptureInfo_v2
     cuStreamGetCaptureInfo_v3
-    cuStreamGetCtx
-    cuStreamGetCtx_v2
     cuStreamGetDevResource
-    cuStreamGetDevice
     cuStreamGetGreenCtx
-    cuStreamGetId
     cuStreamSetAttribute
     cuStreamUpdateCaptureDependencies
     cuStreamUpdateCaptureDependencies_v2

@@ -7,7 +7,7 @@
 )]
 
 use crate::gpu::{Gpu, MigInstance};
-use crate::node::{Node, misbehave};
+use crate::node::{Node, misbehave, misbehave_for};
 use crate::scenario::Scenario;
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::{CStr, c_char, c_uint};
@@ -60,6 +60,8 @@ pub(super) use nvml;
 
 /// The node as one call sees it.
 pub(super) struct Call {
+    /// The name of the function that was called.
+    function: &'static str,
     pub(super) node: &'static Node,
     pub(super) scenario: Arc<Scenario>,
 }
@@ -74,20 +76,21 @@ pub(super) struct Device<'call> {
 }
 
 /// Answers a call: fails unless NVML is initialised, and does what the scenario says of this function.
-pub(super) fn answer(function: &str, body: impl FnOnce(&Call) -> Answer) -> u32 {
+pub(super) fn answer(function: &'static str, body: impl FnOnce(&Call) -> Answer) -> u32 {
     if INITIALIZED.load(Ordering::Acquire) == 0 {
         return UNINITIALIZED.0;
     }
     with_call(function, body)
 }
 
-fn with_call(function: &str, body: impl FnOnce(&Call) -> Answer) -> u32 {
+pub(super) fn with_call(function: &'static str, body: impl FnOnce(&Call) -> Answer) -> u32 {
     // A panic must not unwind into C.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let Ok(node) = Node::of_this_process() else {
             return DRIVER_NOT_LOADED.0;
         };
         let call = Call {
+            function,
             node,
             scenario: node.scenario(),
         };
@@ -103,7 +106,7 @@ fn with_call(function: &str, body: impl FnOnce(&Call) -> Answer) -> u32 {
 }
 
 /// `nvmlInit` under any of its names.
-pub(super) fn initialize(function: &str) -> u32 {
+pub(super) fn initialize(function: &'static str) -> u32 {
     with_call(function, |call| {
         let driver = &call.scenario.driver;
         if driver.kernel_module == crate::scenario::KernelModule::NotLoaded {
@@ -153,6 +156,11 @@ impl Handle {
         Self(HANDLE_TAG | (kind as usize) << KIND_SHIFT | gpu << GPU_SHIFT | instance)
     }
 
+    /// What a caller passes through a function without parameters of its own.
+    pub(super) fn from_register(register: usize) -> Self {
+        Self(register)
+    }
+
     /// The same handle as a pointer, for structs of the bindings.
     pub(super) fn pointer<T>(self) -> *mut T {
         std::ptr::without_provenance_mut(self.0)
@@ -194,6 +202,9 @@ impl Call {
             .ok_or(INVALID_ARGUMENT)?;
         if gpu.lost {
             return Err(GPU_IS_LOST);
+        }
+        if let Some(code) = misbehave_for(&gpu.nvml, self.function) {
+            return Err(Failure(code));
         }
         match kind {
             _ if kind == HandleKind::Gpu as usize => Ok(Device {
@@ -313,6 +324,11 @@ pub(super) fn version_of<T>(version: u32) -> u32 {
 pub(super) struct TextOut(*mut c_char);
 
 impl TextOut {
+    /// A pointer that the caller passed in another way.
+    pub(super) fn from_pointer(pointer: *mut c_char) -> Self {
+        Self(pointer)
+    }
+
     pub(super) fn set(self, length: c_uint, text: &str) -> Answer {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
@@ -335,6 +351,11 @@ impl TextOut {
 pub(super) struct TextIn(*const c_char);
 
 impl TextIn {
+    /// A pointer that the caller passed in another way.
+    pub(super) fn from_pointer(pointer: *const c_char) -> Self {
+        Self(pointer)
+    }
+
     pub(super) fn get(self) -> Result<String, Failure> {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);

@@ -271,6 +271,7 @@ nvml! {
     fn nvmlDeviceGetVirtualizationMode(device: Handle, out: Out<sys::nvmlGpuVirtualizationMode_t>) |call| {
         out.set(match call.gpu(device)?.gpu.virtualization {
             Virtualization::None => sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_NONE,
+            Virtualization::Vgpu => sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_VGPU,
             Virtualization::PassThrough => sys::nvmlGpuVirtualizationMode_NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH,
         })
     }

@@ -476,7 +476,8 @@ fn bytes_passed(call: &Call, kb_per_s: u32) -> u32 {
 fn link_speed(gpu: &Gpu, link: u32) -> Result<Value, Failure> {
     nvlink::check_link(gpu, link)?;
     let speed = if nvlink::is_active(gpu, link) {
-        gpu.nvlink.speed_mb_per_s
+        let own = gpu.nvlink.link_speeds_mb_per_s.get(&link);
+        own.copied().unwrap_or(gpu.nvlink.speed_mb_per_s)
     } else {
         0
     };

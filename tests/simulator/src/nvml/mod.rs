@@ -10,6 +10,7 @@ mod clocks;
 mod device;
 mod ecc;
 mod events;
+mod export_table;
 mod fabric;
 mod fields;
 mod memory;
@@ -22,3 +23,11 @@ mod processes;
 mod settings;
 mod system;
 pub(crate) mod topology;
+
+/// Every function of NVML that the library exports, a line each (`clients/nvml_symbols.py`).
+const SYMBOLS: &str = include_str!("symbols.txt");
+
+/// Whether NVML has a function of this name.
+pub(crate) fn is_function(name: &str) -> bool {
+    name == "nvmlInternalGetExportTable" || SYMBOLS.lines().any(|symbol| symbol == name)
+}

@@ -41,10 +41,9 @@ struct PciInfoV1 {
     device_id: c_uint,
 }
 
-/// Boards that save power let the link fall to a lower generation together with their clocks.
 fn current_generation(call: &Call, device: Device<'_>) -> u32 {
-    let idle = call.readings(device).performance_state > 0;
-    device.gpu.pcie.current_generation(idle)
+    let load = call.readings(device).link_load;
+    device.gpu.pcie.current_generation(load)
 }
 
 /// Megabits per second and lane of a PCIe generation.
@@ -109,7 +108,8 @@ nvml! {
     }
 
     fn nvmlDeviceGetCurrPcieLinkWidth(device: Handle, out: Out<c_uint>) |call| {
-        out.set(call.gpu(device)?.gpu.pcie.current_width())
+        let device = call.gpu(device)?;
+        out.set(device.gpu.pcie.current_width(call.readings(device).link_load))
     }
 
     fn nvmlDeviceGetPcieThroughput(device: Handle, counter: c_uint, out: Out<c_uint>) |call| {

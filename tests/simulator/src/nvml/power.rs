@@ -1,7 +1,7 @@
 //! Power, energy, temperature and fans.
 
 use super::call::{
-    Answer, Call, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, enabled, nvml, supported,
+    Answer, Call, Device, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, enabled, nvml, supported,
     version_of,
 };
 use crate::gpu::Temperature;
@@ -45,6 +45,13 @@ fn fan_speed(call: &Call, device: Handle, fan: c_uint, out: Out<c_uint>) -> Answ
         return Err(INVALID_ARGUMENT);
     }
     out.set(speed)
+}
+
+/// How far the GPU is below the temperature that it throttles at, on boards that tell that.
+pub(super) fn margin_c(call: &Call, device: Device<'_>) -> Option<i32> {
+    let temperature = &device.gpu.temperature;
+    let margin = || temperature.gpu_max_c - call.readings(device).temperature_c;
+    temperature.t_limit.then(margin)
 }
 
 nvml! {
@@ -105,12 +112,9 @@ nvml! {
 
     fn nvmlDeviceGetMarginTemperature(device: Handle, out: Out<sys::nvmlMarginTemperature_t>) |call| {
         let device = call.gpu(device)?;
-        if !device.gpu.temperature.t_limit {
-            return Err(NOT_SUPPORTED);
-        }
         out.set_versioned(1, sys::nvmlMarginTemperature_t {
             version: version_of::<sys::nvmlMarginTemperature_t>(1),
-            marginTemperature: device.gpu.temperature.gpu_max_c - call.readings(device).temperature_c,
+            marginTemperature: supported(margin_c(call, device))?,
         })
     }
 

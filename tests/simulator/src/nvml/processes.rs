@@ -11,13 +11,13 @@ use std::ffi::c_uint;
 const NO_INSTANCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Compute,
     Graphics,
 }
 
 /// Processes of a kind on a device, ordered by process id.
-fn processes(
+pub(super) fn processes(
     call: &Call,
     device: Handle,
     kind: Kind,

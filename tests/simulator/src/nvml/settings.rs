@@ -17,7 +17,7 @@ macro_rules! refused {
 }
 
 /// The arguments do not matter, and a C caller may pass more of them than a function takes.
-fn refuse(function: &str) -> sys::nvmlReturn_t {
+fn refuse(function: &'static str) -> sys::nvmlReturn_t {
     let refused: Answer = Err(NO_PERMISSION);
     call::answer(function, |_| refused)
 }

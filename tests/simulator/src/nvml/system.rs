@@ -57,11 +57,7 @@ nvml! {
     }
 
     fn nvmlSystemGetProcessName(pid: c_uint, name: TextOut, length: c_uint) |call| {
-        let simulated = call.scenario.processes.iter().find(|(_, process)| process.pid == pid);
-        let text = match simulated {
-            Some((name, _)) => name.clone(),
-            None => command_of(pid)?,
-        };
+        let text = process_name(call, pid)?;
         // NVML cuts a name that is too long.
         let room = (length as usize).saturating_sub(1);
         let end = (0..=room.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -88,6 +84,19 @@ nvml! {
     }
 
     fn nvmlDeviceSetDriverModel() |_| { Err(DEPRECATED) }
+}
+
+/// The name of a process, real or made up.
+pub(super) fn process_name(call: &call::Call, pid: u32) -> Result<String, Failure> {
+    let simulated = call
+        .scenario
+        .processes
+        .iter()
+        .find(|(_, process)| process.pid == pid);
+    match simulated {
+        Some((name, _)) => Ok(name.clone()),
+        None => command_of(pid),
+    }
 }
 
 /// The command of a process, as NVML tells it: the first argument.
@@ -223,7 +232,7 @@ extern "C" fn nvmlErrorString(result: sys::nvmlReturn_t) -> *const c_char {
 }
 
 /// What a function that the product lacks answers.
-pub(super) fn not_supported(function: &str) -> sys::nvmlReturn_t {
+pub(super) fn not_supported(function: &'static str) -> sys::nvmlReturn_t {
     let unsupported: Answer = Err(NOT_SUPPORTED);
     call::answer(function, |_| unsupported)
 }

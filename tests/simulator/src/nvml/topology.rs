@@ -1,6 +1,8 @@
 //! Which GPUs and CPUs are near each other.
 
-use super::call::{Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, nvml, set_list};
+use super::call::{
+    Call, Failure, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, nvml, set_list,
+};
 use crate::gpu::Brand;
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::{c_uint, c_ulong};
@@ -18,6 +20,20 @@ fn common_ancestor(first: usize, second: usize, count: usize) -> u32 {
     } else {
         sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM
     }
+}
+
+/// The same of two PCI addresses as NVML writes them, with a domain of eight digits.
+pub(super) fn of_addresses(call: &Call, first: &str, second: &str) -> Result<u32, Failure> {
+    let index_of = |address: &str| {
+        let gpus = call.scenario.gpus.iter();
+        let address = address.to_lowercase();
+        let mut addresses = gpus.map(|gpu| gpu.pci_address.to_lowercase());
+        addresses
+            .position(|it| address.ends_with(&it))
+            .ok_or(NOT_FOUND)
+    };
+    let count = call.scenario.gpus.len();
+    Ok(common_ancestor(index_of(first)?, index_of(second)?, count))
 }
 
 nvml! {

@@ -1,5 +1,6 @@
 //! `gpu-validator hook …`: what a CI runner starts before and after each job.
 
+pub(crate) mod administrator;
 mod post_job;
 mod pre_job;
 mod release;
@@ -7,10 +8,10 @@ mod release;
 use std::path::PathBuf;
 
 use super::terminal::{to_stderr, to_stdout};
-use crate::findings::ExitStatus;
-use crate::report::{one_line, workflow_command};
 use crate::runner_hook::runner_labels::{ApiAccess, RunnerLabels, Token};
 use crate::runner_hook::state_folder::StateFolders;
+use validator_core::findings::ExitStatus;
+use validator_core::report::{one_line, printable, workflow_command};
 
 /// What a CI runner starts before and after each job.
 #[derive(Debug, clap::Subcommand)]
@@ -28,9 +29,16 @@ pub(crate) fn hook(command: &HookCommand) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Which runner this is. Hooks get no arguments from the runner, so every option has a variable.
+/// Which runner this is. Hooks get no arguments from the runner, so every option has a variable, for the administrator's file.
 #[derive(Debug, clap::Args)]
 struct RunnerOptions {
+    /// The administrator's settings, NAME=value a line, for every option that has a variable: owned by root, or by this user where
+    /// it is named here. hook-RUNNER.env beside it is for one runner and wins
+    #[arg(long, value_name = "FILE", default_value = administrator::SETTINGS)]
+    settings: PathBuf,
+    /// This is the second start, with a cleaned environment
+    #[arg(long, hide = true)]
+    environment_is_clean: bool,
     /// Where quarantine and job records are [default: /var/lib/gpu-validator, else the user's ~/.local/state/gpu-validator]
     #[arg(long, value_name = "DIR", env = "GPU_VALIDATOR_HOOK_STATE")]
     state: Option<PathBuf>,
@@ -131,6 +139,14 @@ impl FailOn {
             ExitStatus::BadInput => true,
         }
     }
+}
+
+/// Reports a hook that cannot start.
+pub(crate) fn refuse(error: &anyhow::Error) {
+    let github = std::env::var_os("GITHUB_ACTIONS").is_some_and(|it| it == "true");
+    let message = format!("nothing was judged: {error:#}");
+    tell(github, "error", "GPU runner hook", &message);
+    to_stderr(&format!("error: {}\n", printable(&format!("{error:#}"))));
 }
 
 /// Says something to whoever reads the job: as an annotation, or as a plain line outside of GitHub.

@@ -7,16 +7,17 @@ use super::super::report_files::append_to_step_summary;
 use super::super::run::{probe_options, stop_on_signals};
 use super::super::terminal::to_stdout;
 use super::{FailOn, RunnerOptions, tell};
-use crate::facts::{Facts, GpuFacts, KernelLog, Reading};
-use crate::findings::{ExitStatus, Finding, Verdict};
-use crate::level::Level;
-use crate::machine::name_of;
-use crate::probe::{Interrupt, ProbeOptions};
-use crate::profile::Profile;
-use crate::report::markdown_text;
+use crate::interrupt::Interrupt;
+use crate::probe::ProbeOptions;
 use crate::runner_hook::assigned_gpus::AssignedGpus;
-use crate::runner_hook::job_record::{Job, JobRecord};
+use crate::runner_hook::job_record::{Job, JobRecord, KeptRecord};
 use crate::runner_hook::leftovers::{self, Ending, GpuUser, Standing};
+use validator_core::facts::{Facts, GpuFacts, KernelLog, Reading};
+use validator_core::findings::{ExitStatus, Finding, Verdict};
+use validator_core::level::Level;
+use validator_core::profile::Profile;
+use validator_core::queries::name_of;
+use validator_core::report::markdown_text;
 
 /// Behind a job: end what it left on the runner's GPUs, see that their memory is free again, note new Xids
 ///
@@ -44,6 +45,9 @@ pub(crate) struct Arguments {
     /// Its policy.xid says which Xids matter
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     profile: Option<PathBuf>,
+    /// Accept simulated driver libraries, for tests
+    #[arg(long)]
+    simulated_ok: bool,
     /// Annotate the job and append to its summary; on by itself where GITHUB_ACTIONS is true
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     github: Option<bool>,
@@ -78,11 +82,11 @@ pub(crate) fn post_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         .github
         .unwrap_or_else(|| std::env::var_os("GITHUB_ACTIONS").is_some_and(|it| it == "true"));
     let profile = match &arguments.profile {
-        Some(path) => crate::profile::load(path)?,
+        Some(path) => crate::profile_file::load(path)?,
         None => Profile::default(),
     };
-    let notes = match JobRecord::take(&job, &arguments.runner.folders()) {
-        Ok(Some(record)) => look(arguments, &record, &profile)?,
+    let notes = match JobRecord::find(&job, &arguments.runner.folders()) {
+        Ok(Some(kept)) => clean(arguments, &kept, &profile)?,
         // The job did not start, or nobody looked before it.
         Ok(None) => {
             to_stdout(
@@ -109,6 +113,19 @@ pub(crate) fn post_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     })
 }
 
+/// Ends what the job left. The record goes last: a hook that is killed before, or fails for want of threads, runs again.
+fn clean(arguments: &Arguments, kept: &KeptRecord, profile: &Profile) -> anyhow::Result<Vec<Note>> {
+    let Ok(looked) = std::panic::catch_unwind(|| look(arguments, &kept.record, profile)) else {
+        let text = "the GPUs could not be read after the job: this host has no thread, descriptor or memory left";
+        return Ok(vec![note(Verdict::Error, text)]);
+    };
+    let mut notes = looked?;
+    if let Err(error) = kept.remove() {
+        notes.push(note(Verdict::Error, format!("{error:#}")));
+    }
+    Ok(notes)
+}
+
 fn look(arguments: &Arguments, record: &JobRecord, profile: &Profile) -> anyhow::Result<Vec<Note>> {
     let interrupt = stop_on_signals()?;
     let mut options = probe_options(Level::Quick, arguments.runner.sysroot.clone(), profile);
@@ -116,6 +133,13 @@ fn look(arguments: &Arguments, record: &JobRecord, profile: &Profile) -> anyhow:
     let own = own_gpus(record);
     let mut facts = own.narrowed(&crate::probe::gpus(&options, &interrupt));
     let mut notes = missing_gpus(record, &facts);
+    if facts.simulated.is_some()
+        && !arguments.simulated_ok
+        && !crate::commands::simulated_ok::by_root()
+    {
+        let text = "simulated driver libraries answered, which only --simulated-ok accepts";
+        notes.push(note(Verdict::Error, text));
+    }
     let users = leftovers::users_of(facts.gpus.iter(), record.began_ticks);
     let ended = leftovers::end(
         &users,
@@ -369,7 +393,7 @@ fn xid_note(
 }
 
 fn xid_finding(facts: &Facts, profile: &Profile) -> Option<Finding> {
-    let findings = crate::judge(facts, profile, Level::Quick);
+    let findings = validator_core::judge(facts, profile, Level::Quick);
     findings.into_iter().find(|it| it.check == "kernel_log_xid")
 }
 
@@ -379,7 +403,10 @@ fn show(github: bool, notes: &[Note]) {
             Verdict::Fail => tell(github, "error", TITLE, &it.text),
             Verdict::Warn | Verdict::Error => tell(github, "warning", TITLE, &it.text),
             Verdict::Pass | Verdict::Skip => {
-                to_stdout(&format!("{TITLE}: {}\n", crate::report::one_line(&it.text)));
+                to_stdout(&format!(
+                    "{TITLE}: {}\n",
+                    validator_core::report::one_line(&it.text)
+                ));
             }
         }
     }

@@ -5,26 +5,28 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::super::burn_options::BurnMemory;
-use super::super::report_files::ReportFiles;
+use super::super::report_files::{ClaimedOutputs, ReportFiles};
 use super::super::report_options::ReportOptions;
 use super::super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
 use super::{FailOn, LabelOptions, RunnerOptions, tell};
-use crate::facts::{Facts, GpuFacts};
-use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
-use crate::level::Level;
-use crate::load::standby::Standby;
-use crate::probe::{BurnOptions, Interrupt, ProbeOptions};
-use crate::report::{verdict_sentence, verdict_word};
+use crate::interrupt::Interrupt;
+use crate::plan::BurnOptions;
+use crate::probe::ProbeOptions;
 use crate::runner_hook::assigned_gpus::{AssignedGpus, Assignment};
 use crate::runner_hook::job_record::{Job, JobRecord};
 use crate::runner_hook::quarantine::Quarantine;
 use crate::runner_hook::state_folder::StateFolders;
+use crate::session::standby::Standby;
+use validator_core::facts::{Facts, GpuFacts};
+use validator_core::findings::{ExitStatus, Finding, Run, Subject, Verdict};
+use validator_core::level::Level;
+use validator_core::report::{verdict_sentence, verdict_word};
 
 /// Before a job: look at the runner's GPUs, let them multiply for 2 seconds, and stop the job if they are not fit
 ///
 /// A runner whose GPUs fail is quarantined: every later job fails at once, until `gpu-validator hook release`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES)]
+#[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     runner: RunnerOptions,
@@ -122,12 +124,11 @@ pub(crate) fn pre_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let job = Job::from_environment();
     let github = arguments.report.github();
     let folders = arguments.runner.folders();
-    // A record that a job left whose end nobody saw must not be taken for this one's.
-    let _ = JobRecord::take(&job, &folders);
+    let outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[]);
     match Quarantine::of_runner(&job.runner, &folders) {
         Ok(None) => {}
-        Ok(Some((path, mark))) => {
-            tell(github, "error", TITLE, &quarantined(&path, &mark));
+        Ok(Some((file, mark))) => {
+            tell(github, "error", TITLE, &quarantined(&file.path(), &mark));
             return Ok(ExitStatus::Failed);
         }
         Err(error) => {
@@ -137,7 +138,11 @@ pub(crate) fn pre_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             return Ok(ExitStatus::NotJudged);
         }
     }
-    let validated = validate(arguments, &job);
+    // The record of a job whose end no hook noticed must not be taken for this one's.
+    let validated = outputs.and_then(|_outputs| {
+        JobRecord::discard(&job, &folders)?;
+        validate(arguments, &job)
+    });
     if let Err(error) = &validated {
         tell(
             github,
@@ -169,9 +174,9 @@ fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let mut options = probe_options(Level::Quick, arguments.runner.sysroot.clone(), &profile);
     options.deadlines = options.deadlines.scaled(arguments.runner.deadline_scale);
-    let mut facts = watch(options.clone(), &interrupt, &mut |_, _| {});
+    let mut facts = watch(options.clone().into(), &interrupt, &mut |_, _| {});
     let assigned = Assignment::from_environment(&arguments.runner.gpu).resolve(&facts)?;
-    refuse_simulated(&mut facts, arguments.report.forbid_simulated);
+    refuse_simulated(&mut facts, arguments.report.refuses_simulated());
     let quick = assigned.judged(facts.clone(), &profile, &profile_name, Level::Quick);
     // Load says nothing new of GPUs that have failed already, and the job waits.
     let run = if arguments.burn.0.is_zero()
@@ -234,7 +239,7 @@ fn burn(
         ..BurnOptions::lasting(arguments.burn.0)
     };
     let standby = Standby::new(burn.clone());
-    crate::load::burn::burn(&burn, options, &standby, &mut own, interrupt, &mut |_| {});
+    crate::session::burn::burn(&burn, options, &standby, &mut own, interrupt, &mut |_| {});
     facts.load = own.load;
     facts.interrupted = own.interrupted;
     facts.level = Level::Standard;
@@ -310,11 +315,14 @@ fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFol
     use std::fmt::Write as _;
     let mut mark = Quarantine::now(reason.to_owned(), job.clone());
     let mut said = match mark.save(folders) {
-        Ok(path) => format!(
-            "This runner is quarantined from now on ({}); when the machine is mended: gpu-validator hook release --state {}",
-            path.display(),
-            path.parent().unwrap_or(&path).display()
-        ),
+        Ok(file) => {
+            let path = file.path();
+            format!(
+                "This runner is quarantined from now on ({}); after the repair: gpu-validator hook release --state {}",
+                path.display(),
+                path.parent().unwrap_or(&path).display()
+            )
+        }
         Err(error) => format!(
             "This runner could NOT be quarantined, later jobs are only stopped by what they find: {error:#}"
         ),

@@ -4,9 +4,9 @@ use anyhow::Context as _;
 
 use super::super::terminal::{to_stderr, to_stdout};
 use super::{LabelOptions, RunnerOptions};
-use crate::findings::ExitStatus;
-use crate::report::one_line;
 use crate::runner_hook::quarantine::Quarantine;
+use validator_core::findings::ExitStatus;
+use validator_core::report::one_line;
 
 /// Lift the quarantine of this machine's runners, once the machine is mended
 ///
@@ -52,8 +52,9 @@ pub(crate) fn release(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         ));
         return Ok(ExitStatus::Passed);
     }
-    for (path, mark) in marks {
-        Quarantine::lift(&path)?;
+    for (file, mark) in marks {
+        Quarantine::lift(&file)?;
+        let path = file.path();
         let path = path.display();
         to_stdout(&format!(
             "{path}: lifted; it held since {}: {}\n",

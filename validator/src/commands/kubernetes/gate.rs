@@ -1,31 +1,45 @@
 //! `gpu-validator kubernetes gate`: validates this node and tells the cluster.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
+use super::closure::{Closure, ClosureFile};
+use super::health_watch::{HealthWatch, wait};
 use crate::commands::burn_options::BurnOfRun;
-use crate::commands::report_files::ReportFiles;
+use crate::commands::report_files::{ClaimedOutputs, ReportFiles};
 use crate::commands::report_options::ReportOptions;
 use crate::commands::run::{
     Asked, look_and_report, probe_options, refuse_simulated, stop_on_signals,
 };
 use crate::commands::terminal::{to_stderr, to_stdout};
-use crate::facts::Facts;
-use crate::findings::{ExitStatus, Finding, Run, Verdict};
-use crate::level::Level;
-use crate::probe::Interrupt;
+use crate::interrupt::Interrupt;
 use crate::probe::kubernetes::client::{ApiClient, ApiError, PatchKind, Target};
 use crate::probe::kubernetes::credentials::CredentialsWanted;
 use crate::probe::kubernetes::{GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, node_name_here};
-use crate::profile::Profile;
+use crate::probe::machine_identity;
+use crate::session::SessionOptions;
+use validator_core::facts::{Facts, MachineIdentity};
+use validator_core::findings::{ExitStatus, Finding, Run, Verdict};
+use validator_core::level::Level;
+use validator_core::profile::Profile;
+use validator_core::report::one_line;
 
-/// How long the API server may take for one answer.
-const API_DEADLINE: Duration = Duration::from_secs(10);
-/// How often a change is tried again because somebody else changed the node in between.
+/// How long the API server may take for one answer. A loaded one was seen to take 12 s.
+const API_DEADLINE: Duration = Duration::from_secs(25);
+/// How often the cluster is told where the answer may be another one later; a closure is told until it is heard.
+const ATTEMPTS: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How often a change is tried again because another client changed the node in between.
 const CONFLICTS_MAXIMUM: u32 = 5;
+/// Before the first of these attempts; twice as long before each further one.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
+const VALIDATION_FAILED: &str = "ValidationFailed";
+/// The driver of a node that was open does not answer any more.
+const HEALTH_NOT_JUDGED: &str = "HealthNotJudged";
 /// A condition's message is read in `kubectl describe node`; a page is too much there.
 const MESSAGE_CHARACTERS_MAXIMUM: usize = 1000;
 /// Findings that the annotation names.
@@ -42,7 +56,7 @@ const SUMMARY_CHARACTERS_MAXIMUM: usize = 200;
 /// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the downward API
 /// (spec.nodeName). The service account of the pod is used, or a kubeconfig.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = crate::cli::EXIT_CODES)]
+#[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// This node's name in the cluster
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -54,18 +68,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     judge_age_maximum_s: u64,
     /// How much to look at
-    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_LEVEL")]
+    #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
     burn: BurnOfRun,
     #[command(flatten)]
-    report: ReportOptions,
+    pub(super) report: ReportOptions,
     /// Write what was seen, so that `gpu-validator judge` can judge it again
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     facts: Option<PathBuf>,
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
-    sysroot: Option<PathBuf>,
+    pub(super) sysroot: Option<PathBuf>,
     /// The taint that keeps work away until the node has passed
     #[arg(
         long,
@@ -88,40 +102,155 @@ pub(crate) struct Arguments {
     /// Say what would be told and tell the cluster nothing
     #[arg(long)]
     dry_run: bool,
-    /// After a pass, wait for SIGTERM: the container of a DaemonSet must not end
+    /// After a pass, keep watching the node at level quick until SIGTERM, and close it when it falls ill: the container of a
+    /// DaemonSet
     #[arg(long)]
     stay: bool,
-    /// Let simulated driver libraries open a node, for tests
-    #[arg(long, hide = true)]
-    allow_simulated: bool,
+    /// Keep a closure that the API server did not hear of in this folder, and tell it first after a restart or a reboot
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
 }
 
 pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let interrupt = stop_on_signals()?;
+    let judged = arguments.judge.as_deref();
+    let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[judged])?;
     let taint: Taint = arguments.taint.parse()?;
     let (profile, profile_name) = arguments.report.profile()?;
-    let interrupt = stop_on_signals()?;
+    let closures = ClosureFile::open(arguments.state.as_deref())?;
+    let cluster = Cluster {
+        arguments,
+        profile: &profile,
+        taint: &taint,
+    };
+    // What an earlier gate could not tell comes before anything that takes time.
+    if let Some(closure) = closures.read()? {
+        match cluster.close(&closure, &interrupt) {
+            Ok(text) => to_stdout(&format!("{text} (kept from before)\n")),
+            Err(error) => not_told(&error),
+        };
+    }
     let run = validate(arguments, &profile, &profile_name, &interrupt)?;
     let decision = Decision::of(&run);
-    let told = tell(arguments, &profile, &taint, &run, &decision, &interrupt);
-    match told {
-        Ok(text) => to_stdout(&format!("{text}\n")),
-        Err(error) => {
-            to_stderr(&format!("error: the cluster was not told: {error:#}\n"));
-            let status = run.exit_status();
-            // A failure stays one; everything else is now not known to the cluster.
-            return Ok(if status == ExitStatus::Failed {
-                status
-            } else {
-                ExitStatus::NotJudged
-            });
-        }
+    if !report_to_cluster(&cluster, &run, &decision, &closures, &interrupt)? {
+        let status = run.exit_status();
+        // A failure stays one; everything else is now not known to the cluster.
+        return Ok(if status == ExitStatus::Failed {
+            status
+        } else {
+            ExitStatus::NotJudged
+        });
+    }
+    if !arguments.stay || run.exit_status() != ExitStatus::Passed {
+        return Ok(run.exit_status());
+    }
+    let watch = HealthWatch {
+        sysroot: arguments.sysroot.as_deref(),
+        refuses_simulated: arguments.report.refuses_simulated(),
+        profile: &profile,
+        profile_name: &profile_name,
     };
-    if arguments.stay && run.exit_status() == ExitStatus::Passed {
-        while interrupt.signal().is_none() {
-            std::thread::sleep(Duration::from_millis(100));
+    let Some(ill) = watch.until_ill(&interrupt) else {
+        return Ok(ExitStatus::Passed);
+    };
+    ReportFiles::new(&arguments.report, arguments.facts.as_deref()).finish(&ill, &arguments.report);
+    let decision = Decision::of_ill(&ill);
+    report_to_cluster(&cluster, &ill, &decision, &closures, &interrupt)?;
+    // The kubelet starts the gate again, which opens the node when it passes at its own level.
+    Ok(ill.exit_status())
+}
+
+/// Whether the cluster was told. A closure is kept until it was; a gate that stays tries again until a signal ends it.
+fn report_to_cluster(
+    cluster: &Cluster<'_>,
+    run: &Run,
+    decision: &Decision,
+    closures: &ClosureFile,
+    interrupt: &Interrupt,
+) -> anyhow::Result<bool> {
+    let node = cluster.node(run)?;
+    let closes = decision.taint == TaintChange::Add;
+    let summary = summary(run, decision).to_string();
+    if closes && !cluster.arguments.dry_run {
+        let closure = Closure {
+            node: node.clone(),
+            reason: decision.reason.to_owned(),
+            message: decision.message.clone(),
+            summary: summary.clone(),
+        };
+        if let Err(error) = closures.keep(&closure) {
+            to_stderr(&format!("warning: the closure is not kept: {error:#}\n"));
         }
     }
-    Ok(run.exit_status())
+    // The verdict of a run that a signal ended is told all the same, so that signal must not end the telling.
+    let telling = if run.incomplete.is_some() && interrupt.signal().is_some() {
+        Interrupt::default()
+    } else {
+        interrupt.clone()
+    };
+    let patient = closes && cluster.arguments.stay;
+    let attempts = if patient { u32::MAX } else { ATTEMPTS };
+    let told = again_while_it_may_pass(attempts, &telling, &mut || {
+        cluster.tell(&node, &summary, decision, &telling)
+    });
+    match told {
+        Ok(text) => {
+            to_stdout(&format!("{text}\n"));
+            if decision.taint != TaintChange::LeaveAsItIs {
+                closures.clear()?;
+            }
+            Ok(true)
+        }
+        Err(error) => {
+            not_told(&error);
+            Ok(false)
+        }
+    }
+}
+
+fn not_told(error: &anyhow::Error) -> bool {
+    to_stderr(&format!("error: the cluster was not told: {error:#}\n"));
+    false
+}
+
+/// Repeats what a busy or absent API server refused, with growing pauses.
+fn again_while_it_may_pass(
+    attempts: u32,
+    interrupt: &Interrupt,
+    attempt: &mut dyn FnMut() -> anyhow::Result<String>,
+) -> anyhow::Result<String> {
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..attempts {
+        match attempt() {
+            Err(error) if may_pass(&error) => {
+                to_stderr(&format!("the cluster is not told yet: {error:#}\n"));
+                if !wait(with_jitter(pause), interrupt) {
+                    return Err(error);
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+    attempt()
+}
+
+fn may_pass(error: &anyhow::Error) -> bool {
+    let Some(error) = error.downcast_ref::<ApiError>() else {
+        return false;
+    };
+    // No status: no answer, or none in time.
+    error
+        .status
+        .is_none_or(|it| it >= 500 || matches!(it, 408 | 409 | 429))
+}
+
+/// Between half of the pause and all of it: gates of many nodes that a restart of the API server stopped at once do not come back at once.
+fn with_jitter(pause: Duration) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let nanoseconds = now.map_or(0, |it| it.subsec_nanos()) ^ std::process::id().rotate_left(16);
+    let half = pause / 2;
+    half + half.mul_f64(f64::from(nanoseconds % 1000) / 1000.0)
 }
 
 fn validate(
@@ -132,20 +261,24 @@ fn validate(
 ) -> anyhow::Result<Run> {
     if let Some(path) = &arguments.judge {
         let mut facts = read_fresh_facts(path, arguments.judge_age_maximum_s)?;
-        let forbidden = arguments.report.forbid_simulated || !arguments.allow_simulated;
-        refuse_simulated(&mut facts, forbidden);
+        if facts.simulated.is_none() {
+            let here = machine_identity().context("this machine's boot cannot be read")?;
+            check_machine(&facts, &here).with_context(|| path.display().to_string())?;
+        }
+        refuse_simulated(&mut facts, arguments.report.refuses_simulated());
         let run = Run::judged(facts, profile, profile_name, arguments.level);
         ReportFiles::new(&arguments.report, None).finish(&run, &arguments.report);
         return Ok(run);
     }
-    let mut options = probe_options(arguments.level, arguments.sysroot.clone(), profile);
+    let probe = probe_options(arguments.level, arguments.sysroot.clone(), profile);
+    let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, profile)?;
     let asked = Asked {
         profile,
         profile_name,
         report: &arguments.report,
         facts: arguments.facts.as_deref(),
-        forbid_simulated: arguments.report.forbid_simulated || !arguments.allow_simulated,
+        forbid_simulated: arguments.report.refuses_simulated(),
     };
     Ok(look_and_report(options, &asked, interrupt))
 }
@@ -164,6 +297,29 @@ fn read_fresh_facts(path: &Path, age_maximum_s: u64) -> anyhow::Result<Facts> {
         bail!("{name}: these facts are {age_s} s old, at most {age_maximum_s} s are accepted");
     }
     Ok(facts)
+}
+
+/// Facts of another machine, or of this one before a reboot, must not open this node.
+fn check_machine(facts: &Facts, here: &MachineIdentity) -> anyhow::Result<()> {
+    let Some(there) = &facts.host.identity else {
+        bail!("these facts do not name their machine; write them with this version on this node");
+    };
+    if there.boot_id != here.boot_id {
+        bail!(
+            "these facts are of boot {}, and this node runs boot {}: another machine, or this one before a reboot",
+            one_line(&there.boot_id),
+            here.boot_id
+        );
+    }
+    if let (Some(there), Some(here)) = (&there.machine_id, &here.machine_id)
+        && there != here
+    {
+        bail!(
+            "these facts are of machine {}, and this node is machine {here}",
+            one_line(there)
+        );
+    }
+    Ok(())
 }
 
 /// A taint by key and effect.
@@ -221,7 +377,7 @@ impl Decision {
     fn of(run: &Run) -> Self {
         let (status, reason, taint) = match run.exit_status() {
             ExitStatus::Passed => ("True", "ValidationPassed", TaintChange::Remove),
-            ExitStatus::Failed => ("False", "ValidationFailed", TaintChange::Add),
+            ExitStatus::Failed => ("False", VALIDATION_FAILED, TaintChange::Add),
             ExitStatus::Busy => ("Unknown", "GpusBusy", TaintChange::LeaveAsItIs),
             ExitStatus::NotJudged | ExitStatus::BadInput => {
                 ("Unknown", "NotJudged", TaintChange::LeaveAsItIs)
@@ -231,10 +387,25 @@ impl Decision {
             status,
             reason,
             message: shortened(
-                &crate::report::verdict_sentence(run),
+                &validator_core::report::verdict_sentence(run),
                 MESSAGE_CHARACTERS_MAXIMUM,
             ),
             taint,
+        }
+    }
+}
+
+impl Decision {
+    /// Of a node that was open and is ill now. One whose driver does not answer takes no work either.
+    fn of_ill(run: &Run) -> Self {
+        let decision = Self::of(run);
+        if decision.taint == TaintChange::Add {
+            return decision;
+        }
+        Self {
+            reason: HEALTH_NOT_JUDGED,
+            taint: TaintChange::Add,
+            ..decision
         }
     }
 }
@@ -248,14 +419,14 @@ fn shortened(text: &str, characters_maximum: usize) -> String {
 }
 
 /// The annotation: what a person or a program wants to know of the last validation, without the reports.
-fn summary(run: &Run) -> Value {
+fn summary(run: &Run, decision: &Decision) -> Value {
     let counts = run.counts();
     let objections = |verdict: Verdict| -> Vec<String> {
         let of_verdict = run.findings.iter().filter(|it| it.verdict == verdict);
         of_verdict.take(FINDINGS_MAXIMUM).map(in_one_line).collect()
     };
     json!({
-        "verdict": Decision::of(run).reason,
+        "verdict": decision.reason,
         "exitCode": run.exit_status() as u8,
         "at": run.facts.collected_at,
         "validator": env!("CARGO_PKG_VERSION"),
@@ -277,73 +448,93 @@ fn in_one_line(finding: &Finding) -> String {
     shortened(&text, SUMMARY_CHARACTERS_MAXIMUM)
 }
 
-/// Tells the cluster; the answer says in words what was told.
-fn tell(
-    arguments: &Arguments,
-    profile: &Profile,
-    taint: &Taint,
-    run: &Run,
-    decision: &Decision,
-    interrupt: &Interrupt,
-) -> anyhow::Result<String> {
-    let node = arguments
-        .node_name
-        .clone()
-        .map_or_else(|| node_name_here(&profile.kubernetes, &run.facts), Ok)
-        .map_err(anyhow::Error::msg)?;
-    if arguments.dry_run {
-        return Ok(format!(
-            "dry run: node {node} would be told {}={} ({}), taint {}",
-            arguments.condition, decision.status, decision.reason, arguments.taint
-        ));
+/// The cluster, and what it is told with.
+struct Cluster<'a> {
+    arguments: &'a Arguments,
+    profile: &'a Profile,
+    taint: &'a Taint,
+}
+
+impl Cluster<'_> {
+    fn node(&self, run: &Run) -> anyhow::Result<String> {
+        self.arguments
+            .node_name
+            .clone()
+            .map_or_else(|| node_name_here(&self.profile.kubernetes, &run.facts), Ok)
+            .map_err(anyhow::Error::msg)
     }
-    // The verdict of a run that a signal ended is told all the same, so that signal must not end the telling.
-    let telling = if run.incomplete.is_some() {
-        Interrupt::default()
-    } else {
-        interrupt.clone()
-    };
-    let kubeconfig = arguments.kubeconfig.as_deref().or(profile
-        .kubernetes
-        .api
-        .kubeconfig
-        .as_deref()
-        .map(Path::new));
-    let context = arguments
-        .context
-        .as_deref()
-        .or(profile.kubernetes.api.context.as_deref());
-    let allow_insecure = profile.kubernetes.api.allow_insecure == Some(true);
-    let credentials = CredentialsWanted::from_environment(kubeconfig, context, allow_insecure)
-        .find(&telling)
-        .map_err(anyhow::Error::msg)?
-        .context(
-            "there are no credentials: this is no pod with a service account, and neither --kubeconfig nor KUBECONFIG names a kubeconfig",
-        )?;
-    let client =
-        ApiClient::new(&credentials, API_DEADLINE, &telling).map_err(anyhow::Error::msg)?;
-    let gate = Gate {
-        client: &client,
-        node: &node,
-        arguments,
-        taint,
-    };
-    // A node that is open has its condition already, and one that has failed is closed before it says so.
-    let tainted = match decision.taint {
-        TaintChange::Add => {
-            let tainted = gate.change_taint(run, decision.taint)?;
-            gate.write_condition(decision)?;
-            tainted
+
+    fn client(&self, interrupt: &Interrupt) -> anyhow::Result<ApiClient> {
+        let api = &self.profile.kubernetes.api;
+        let arguments = self.arguments;
+        let kubeconfig = arguments.kubeconfig.as_deref();
+        let kubeconfig = kubeconfig.or(api.kubeconfig.as_deref().map(Path::new));
+        let context = arguments.context.as_deref().or(api.context.as_deref());
+        let allow_insecure = api.allow_insecure == Some(true);
+        let credentials = CredentialsWanted::from_environment(kubeconfig, context, allow_insecure)
+            .find(interrupt)
+            .map_err(anyhow::Error::msg)?
+            .context(
+                "there are no credentials: this is no pod with a service account, and neither --kubeconfig nor KUBECONFIG names a kubeconfig",
+            )?;
+        ApiClient::new(&credentials, API_DEADLINE, interrupt).map_err(anyhow::Error::msg)
+    }
+
+    /// Tells the cluster; the answer says in words what was told.
+    fn tell(
+        &self,
+        node: &str,
+        summary: &str,
+        decision: &Decision,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<String> {
+        let arguments = self.arguments;
+        if arguments.dry_run {
+            return Ok(format!(
+                "dry run: node {node} would be told {}={} ({}), taint {}",
+                arguments.condition, decision.status, decision.reason, arguments.taint
+            ));
         }
-        TaintChange::Remove | TaintChange::LeaveAsItIs => {
-            gate.write_condition(decision)?;
-            gate.change_taint(run, decision.taint)?
-        }
-    };
-    Ok(format!(
-        "node {node}: {}={} ({}), taint {} {tainted}",
-        arguments.condition, decision.status, decision.reason, arguments.taint
-    ))
+        let client = self.client(interrupt)?;
+        let gate = Gate {
+            client: &client,
+            node,
+            arguments,
+            taint: self.taint,
+            interrupt,
+        };
+        // A node that is open has its condition already, and one that has failed is closed before it says so.
+        let tainted = match decision.taint {
+            TaintChange::Add => {
+                let tainted = gate.change_taint(summary, decision.taint)?;
+                gate.write_condition(decision)?;
+                tainted
+            }
+            TaintChange::Remove | TaintChange::LeaveAsItIs => {
+                gate.write_condition(decision)?;
+                gate.change_taint(summary, decision.taint)?
+            }
+        };
+        Ok(format!(
+            "node {node}: {}={} ({}), taint {} {tainted}",
+            arguments.condition, decision.status, decision.reason, arguments.taint
+        ))
+    }
+
+    /// Closes a node as an earlier gate wanted to.
+    fn close(&self, closure: &Closure, interrupt: &Interrupt) -> anyhow::Result<String> {
+        let decision = Decision {
+            status: "False",
+            reason: if closure.reason == HEALTH_NOT_JUDGED {
+                HEALTH_NOT_JUDGED
+            } else {
+                VALIDATION_FAILED
+            },
+            message: closure.message.clone(),
+            taint: TaintChange::Add,
+        };
+        self.tell(&closure.node, &closure.summary, &decision, interrupt)
+    }
 }
 
 /// One node, and who writes to it.
@@ -352,6 +543,7 @@ struct Gate<'a> {
     node: &'a str,
     arguments: &'a Arguments,
     taint: &'a Taint,
+    interrupt: &'a Interrupt,
 }
 
 impl Gate<'_> {
@@ -369,9 +561,9 @@ impl Gate<'_> {
     }
 
     /// Writes annotation and taint in one request; says what became of the taint.
-    fn change_taint(&self, run: &Run, change: TaintChange) -> Result<&'static str, ApiError> {
-        let summary = summary(run).to_string();
+    fn change_taint(&self, summary: &str, change: TaintChange) -> Result<&'static str, ApiError> {
         let mut conflicts = 0;
+        let mut pause = CONFLICT_PAUSE;
         loop {
             let node = self.client.get(Target::object(GET_NODE, self.node))?;
             let (taints, became) = taints_after(&node, self.taint, change);
@@ -386,8 +578,13 @@ impl Gate<'_> {
             let target = Target::object(PATCH_NODE, self.node);
             match self.client.patch(target, PatchKind::Merge, &patch) {
                 Ok(_) => return Ok(became),
-                Err(error) if error.status == Some(409) && conflicts < CONFLICTS_MAXIMUM => {
+                Err(error)
+                    if error.status == Some(409)
+                        && conflicts < CONFLICTS_MAXIMUM
+                        && wait(with_jitter(pause), self.interrupt) =>
+                {
                     conflicts += 1;
+                    pause *= 2;
                 }
                 Err(error) => return Err(error),
             }
@@ -445,7 +642,7 @@ fn taints_after(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_machine::healthy_node;
+    use validator_core::test_machine::healthy_node;
 
     fn node(taints: &Value) -> Value {
         json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}})
@@ -472,7 +669,7 @@ mod tests {
         assert_eq!(passed.exit_status(), ExitStatus::Passed);
         let mut facts = healthy_node();
         facts.gpus[0].recovery_action =
-            crate::facts::Reading::Value(crate::facts::RecoveryAction::GpuReset);
+            validator_core::facts::Reading::Value(validator_core::facts::RecoveryAction::GpuReset);
         let failed = run_of(facts);
         let mut facts = healthy_node();
         facts.interrupted = Some("signal 15 (SIGTERM)".to_owned());
@@ -554,12 +751,13 @@ mod tests {
     fn the_summary_of_a_broken_node_is_short() {
         let mut facts = healthy_node();
         for gpu in &mut facts.gpus {
-            *gpu = crate::facts::GpuFacts {
+            *gpu = validator_core::facts::GpuFacts {
                 uuid: gpu.uuid.clone(),
-                ..crate::facts::GpuFacts::default()
+                ..validator_core::facts::GpuFacts::default()
             };
         }
-        let text = summary(&run_of(facts)).to_string();
+        let run = run_of(facts);
+        let text = summary(&run, &Decision::of(&run)).to_string();
         assert!(text.len() < 8 * 1024, "{} bytes", text.len());
         assert!(text.contains("\"notJudged\":[\""), "{text}");
     }

@@ -1,9 +1,11 @@
 //! `gpu-validator kubernetes`: what a cluster runs on its GPU nodes.
 
+mod closure;
 mod gate;
+mod health_watch;
 mod rbac;
 
-use crate::findings::ExitStatus;
+use validator_core::findings::ExitStatus;
 
 /// What a cluster runs on its GPU nodes
 #[derive(Debug, clap::Subcommand)]

@@ -1,8 +1,8 @@
 //! `gpu-validator kubernetes rbac`: the roles, made from the requests that the code makes.
 
 use crate::commands::terminal::to_stdout;
-use crate::findings::ExitStatus;
 use crate::probe::kubernetes::{Purpose, role_yaml};
+use validator_core::findings::ExitStatus;
 
 /// Print the role with exactly the rights that a purpose needs, as YAML
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{ContainerRuntime, Reading};
+use validator_core::facts::{ContainerRuntime, Reading};
 
 const DOCKER: &str = "/etc/docker/daemon.json";
 /// Configuration of containerd (of k3s and RKE2, too) and CRI-O, with the folders of their drop-ins.

@@ -5,13 +5,14 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use super::super::{Interrupt, ProbeOptions};
+use super::super::ProbeOptions;
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{
+use crate::interrupt::Interrupt;
+use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess};
+use validator_core::facts::{
     DiskSpace, ImageFacts, ImageFile, InstalledKernel, KernelModuleFlavor, Leftover, LeftoverKind,
     ModuleFile, Reading,
 };
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess};
 
 /// `modinfo` reads one file, and fabric manager prints its version before it does anything else.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(10);

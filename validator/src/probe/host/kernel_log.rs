@@ -1,7 +1,6 @@
 //! Reads the kernel log: `/dev/kmsg`, else the journal, else `dmesg`.
 
-use std::collections::VecDeque;
-use std::io::{ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,12 +10,12 @@ use rustix::time::ClockId;
 
 use super::sysroot::{Sysroot, io_reason};
 use super::system::kernel_clock_s;
-use crate::facts::{
+use crate::interrupt::Interrupt;
+use crate::worker::process::{WorkerEvent, WorkerProcess};
+use validator_core::facts::{
     KERNEL_LOG_RECORDS_KEPT, KernelLog, KernelLogEnd, KernelLogRecord, KernelLogSource, Reading,
 };
-use crate::kernel_log::{is_flood, is_relevant};
-use crate::probe::Interrupt;
-use crate::worker::process::{WorkerEvent, WorkerProcess};
+use validator_core::kernel_log_selection::Selection;
 
 /// The journal of a machine that has been up for months can take this long to go through.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
@@ -24,18 +23,18 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
 const RECORD_BYTES: usize = 16 * 1024;
 /// Reading the whole ring buffer takes milliseconds, unless something writes to it as fast as it is read.
 const KMSG_DEADLINE: Duration = Duration::from_secs(5);
+/// A file below a sysroot can be a log of gigabytes: 100 MB take a second.
+const SYSROOT_DEADLINE: Duration = Duration::from_secs(10);
 /// A log whose first line is of this time is the kernel's from its start. So is one that begins with the kernel's version.
 const FIRST_MESSAGES_END_S: f64 = 1.0;
 /// What journald writes when the kernel's ring buffer overran it: `Missed 42 kernel messages`.
 // Source: systemd, catalog entry SD_MESSAGE_JOURNAL_MISSED.
 const JOURNAL_MISSED_MESSAGE_ID: &str = "e9bf28e6e834481bb6f48f548ad13606";
-/// Of the records that matter, as many from the beginning and from the end are kept.
-const RECORDS_KEPT_AT_EACH_END: usize = KERNEL_LOG_RECORDS_KEPT / 2;
 const TEXT_CHARACTERS_KEPT: usize = 1_000;
 
 pub(super) fn kernel_log(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> {
     if !root.is_this_machine() {
-        return kmsg_of_sysroot(root);
+        return kmsg_of_sysroot(root, interrupt);
     }
     match read_this_kmsg(interrupt) {
         Ok(log) if log.since_boot => Reading::Value(log),
@@ -58,7 +57,7 @@ pub(super) fn kernel_log_since(
     interrupt: &Interrupt,
 ) -> Reading<KernelLog> {
     let again = match end.source {
-        _ if !root.is_this_machine() => kmsg_of_sysroot(root),
+        _ if !root.is_this_machine() => kmsg_of_sysroot(root, interrupt),
         KernelLogSource::Kmsg => {
             read_this_kmsg(interrupt).map_or_else(Reading::NotRead, Reading::Value)
         }
@@ -122,19 +121,55 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
     Ok(log.finish(KernelLogSource::Kmsg, monotonic_seconds()))
 }
 
-/// A plain file with records as `/dev/kmsg` gives them, one after another.
-fn kmsg_of_sysroot(root: &Sysroot) -> Reading<KernelLog> {
-    let text = match root.text("/dev/kmsg") {
-        Ok(text) => text,
+/// A plain file with records as `/dev/kmsg` gives them, one after another: read as a stream, since a flood makes it large.
+fn kmsg_of_sysroot(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> {
+    let file = match root.file("/dev/kmsg") {
+        Ok(file) => file,
         Err(error) => return Reading::NotRead(io_reason(&error, "/dev/kmsg")),
     };
+    let deadline = Instant::now() + SYSROOT_DEADLINE;
     let mut log = LogReader::default();
-    for line in text.lines().filter(|line| !line.starts_with(' ')) {
-        log.kmsg_record(line);
+    if let Err(reason) = read_records(&mut log, BufReader::new(file), deadline, interrupt) {
+        return Reading::NotRead(reason);
     }
     let uptime = super::system::uptime_s(root).value().copied();
     let now = uptime.unwrap_or(log.last_s);
     Reading::Value(log.finish(KernelLogSource::Kmsg, now))
+}
+
+/// What is not read at the deadline, and what is cut off a line that is longer than any record, is a gap.
+fn read_records(
+    log: &mut LogReader,
+    mut file: impl BufRead,
+    deadline: Instant,
+    interrupt: &Interrupt,
+) -> Result<(), String> {
+    let mut line = Vec::with_capacity(RECORD_BYTES);
+    loop {
+        if interrupt.signal().is_some() {
+            return Err("the run was interrupted".to_owned());
+        }
+        if Instant::now() >= deadline {
+            log.lost_the_rest();
+            return Ok(());
+        }
+        line.clear();
+        let count = file
+            .by_ref()
+            .take(RECORD_BYTES as u64)
+            .read_until(b'\n', &mut line)
+            .map_err(|error| io_reason(&error, "/dev/kmsg"))?;
+        if count == 0 {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') && count == RECORD_BYTES {
+            log.lost_the_rest();
+        }
+        if line.first() != Some(&b' ') {
+            let text = String::from_utf8_lossy(&line);
+            log.kmsg_record(text.trim_end_matches(['\n', '\r']));
+        }
+    }
 }
 
 fn from_journal(interrupt: &Interrupt) -> Option<KernelLog> {
@@ -195,12 +230,8 @@ fn monotonic_seconds() -> f64 {
     kernel_clock_s(ClockId::Monotonic)
 }
 
-#[derive(Default)]
 struct LogReader {
-    /// The first records that matter, then the last ones; how many there were between them.
-    first: Vec<(f64, String)>,
-    last: VecDeque<(f64, String)>,
-    dropped: u64,
+    selection: Selection,
     first_s: Option<f64>,
     last_s: f64,
     /// The start of the first line, which in a whole log is the kernel's version.
@@ -209,9 +240,20 @@ struct LogReader {
     last_sequence: Option<u64>,
     /// The time stamp before which records between the first and the last are missing.
     gap_until_s: Option<f64>,
-    flood: bool,
-    /// The last record was kept, so that a fragment that continues it belongs to it.
-    last_was_kept: bool,
+}
+
+impl Default for LogReader {
+    fn default() -> Self {
+        Self {
+            selection: Selection::with_maximum(KERNEL_LOG_RECORDS_KEPT),
+            first_s: None,
+            last_s: 0.0,
+            first_text: String::new(),
+            first_sequence: None,
+            last_sequence: None,
+            gap_until_s: None,
+        }
+    }
 }
 
 impl LogReader {
@@ -239,13 +281,7 @@ impl LogReader {
         self.last_sequence = Some(sequence);
         let text = unescape(message.lines().next().unwrap_or_default());
         if continues {
-            let last = self.last.back_mut().or(self.first.last_mut());
-            if self.last_was_kept
-                && let Some((_, last)) = last
-            {
-                let room = TEXT_CHARACTERS_KEPT.saturating_sub(last.chars().count());
-                last.extend(text.chars().take(room));
-            }
+            self.selection.extend_last(&text);
             return;
         }
         self.record(seconds, &text);
@@ -285,26 +321,7 @@ impl LogReader {
             self.first_text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
         }
         self.last_s = seconds;
-        let flood = is_flood(text);
-        // Of the call history after a GSP time-out, the first line of a run stands for all.
-        self.last_was_kept = is_relevant(text) && !(flood && self.flood);
-        self.flood = flood;
-        if self.last_was_kept {
-            let text = text.chars().take(TEXT_CHARACTERS_KEPT).collect();
-            self.keep(seconds, text);
-        }
-    }
-
-    fn keep(&mut self, seconds: f64, text: String) {
-        if self.first.len() < RECORDS_KEPT_AT_EACH_END {
-            self.first.push((seconds, text));
-            return;
-        }
-        if self.last.len() == RECORDS_KEPT_AT_EACH_END {
-            self.last.pop_front();
-            self.dropped += 1;
-        }
-        self.last.push_back((seconds, text));
+        self.selection.push(seconds, text);
     }
 
     fn finish(self, source: KernelLogSource, now_s: f64) -> KernelLog {
@@ -318,11 +335,10 @@ impl LogReader {
                         .is_some_and(|first| first < FIRST_MESSAGES_END_S)
             }
         };
-        let records = self.first.into_iter().chain(self.last);
-        let records = records.map(|(seconds, text)| KernelLogRecord {
-            age_s: Some(age(seconds)),
-            at_s: Some(seconds),
-            text,
+        let selected = self.selection.finish();
+        let records = selected.records.into_iter().map(|it| KernelLogRecord {
+            age_s: it.at_s.map(age),
+            ..it
         });
         KernelLog {
             source,
@@ -332,7 +348,8 @@ impl LogReader {
             newest_record_at_s: self.first_s.map(|_| self.last_s),
             gap_until_s: self.gap_until_s,
             records: records.collect(),
-            records_dropped: self.dropped,
+            records_dropped: selected.gpu_records_dropped,
+            others_dropped: selected.others_dropped,
         }
     }
 }
@@ -381,6 +398,38 @@ mod tests {
     const XID: &str = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.";
 
     #[test]
+    fn an_event_behind_megabytes_is_read() {
+        // 8 MiB were the limit, and what came after was dropped without a word.
+        let mut kmsg = String::with_capacity(10 << 20);
+        let filler = "x".repeat(1000);
+        for number in 0..9_500 {
+            let _ = writeln!(kmsg, "6,{number},{number},-;usb 1-1: {filler}");
+        }
+        let _ = writeln!(kmsg, "4,9500,9500,-;{XID}");
+        assert!(kmsg.len() > 9 << 20);
+        let log = log(&kmsg);
+        let last = log.records.last().expect("the event");
+        assert_eq!(last.text, XID);
+        assert!(log.since_boot, "nothing is missing");
+    }
+
+    #[test]
+    fn what_is_lost_is_a_gap() {
+        let record = "6,0,1,-;Linux version\n6,1,2,-;x\n";
+        let read = |text: &str, deadline: Instant| {
+            let mut log = LogReader::default();
+            let interrupt = Interrupt::default();
+            read_records(&mut log, text.as_bytes(), deadline, &interrupt).expect("read");
+            log.finish(KernelLogSource::Kmsg, 100.0)
+        };
+        let later = Instant::now() + Duration::from_mins(1);
+        assert!(read(record, later).since_boot);
+        assert!(!read(record, Instant::now()).since_boot, "the deadline");
+        let long = format!("{record}6,2,3,-;{}\n", "x".repeat(RECORD_BYTES));
+        assert!(!read(&long, later).since_boot, "a line that is cut");
+    }
+
+    #[test]
     fn records_of_kmsg() {
         let log = log(&format!(
             "5,0,0,-;Linux version 6.8.0\n6,1,2000000,-;usb 1-1: x\n SUBSYSTEM=usb\n3,2,40000000,-,caller=T1;{XID}\n"
@@ -392,7 +441,8 @@ mod tests {
             [KernelLogRecord {
                 age_s: Some(60.0),
                 at_s: Some(40.0),
-                text: XID.to_owned()
+                text: XID.to_owned(),
+                repeats: 0,
             }]
         );
     }
@@ -417,15 +467,23 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_one_record_and_the_middle_of_too_many_is_dropped() {
+    fn a_flood_is_one_record_and_repeats_are_counted() {
         let mut text = String::new();
         for sequence in 0..3000 {
             writeln!(text, "3,{sequence},1000000,-;{XID} {sequence}").expect("a string grows");
         }
         let many = log(&text);
-        assert_eq!((many.records.len(), many.records_dropped), (2000, 1000));
+        assert_eq!(many.records_dropped, 0);
+        assert_eq!(
+            many.records.iter().map(|it| it.repeats + 1).sum::<u64>(),
+            3000
+        );
         assert!(many.records[0].text.ends_with(" 0"));
-        assert!(many.records[1999].text.ends_with(" 2999"));
+        assert!(
+            many.records
+                .last()
+                .is_some_and(|it| it.text.ends_with(" 2999"))
+        );
         let flood = log(
             "3,0,1,-;NVRM: GPU5 RPC history (CPU -> GSP):\n3,1,2,-;NVRM: GPU5 RPC history (CPU -> GSP):\n3,2,3,-;NVRM: Xid (PCI:0000:3b:00): 119, x\n",
         );
@@ -447,7 +505,8 @@ mod tests {
             KernelLogRecord {
                 age_s: Some(9.5),
                 at_s: Some(50.5),
-                text: XID.to_owned()
+                text: XID.to_owned(),
+                repeats: 0,
             }
         );
     }

@@ -1,23 +1,23 @@
 //! Which library files the dynamic loader would find, read from its own sources.
 
 use super::sysroot::{Sysroot, file_name};
-use crate::facts::{LibraryFile, Reading};
-use crate::probe::libraries::WELL_KNOWN_LIBRARY_FOLDERS;
+use crate::driver_libraries::WELL_KNOWN_LIBRARY_FOLDERS;
+use validator_core::facts::{LibraryFile, Reading};
 
 /// Folders that the loader looks at last on 64-bit systems, besides those of its cache.
 const DEFAULT_FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// What the loader is told: `LD_LIBRARY_PATH`, then its cache.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LoaderPath {
+pub(crate) struct LoaderPath {
     /// `LD_LIBRARY_PATH`, in order; empty components (the working folder) left out.
-    pub(super) environment: Vec<String>,
+    pub(crate) environment: Vec<String>,
     /// Name and path of 64-bit libraries in `/etc/ld.so.cache`, in order.
     cache: Vec<(String, String)>,
 }
 
 impl LoaderPath {
-    pub(super) fn read(root: &Sysroot, ld_library_path: Option<&str>) -> Self {
+    pub(crate) fn read(root: &Sysroot, ld_library_path: Option<&str>) -> Self {
         let environment = ld_library_path
             .unwrap_or_default()
             .split([':', ';'])
@@ -32,7 +32,7 @@ impl LoaderPath {
     }
 
     /// The files of this name, as the loader would find them one after another if each one before were not there.
-    pub(super) fn files(&self, root: &Sysroot, name: &str) -> Reading<Vec<LibraryFile>> {
+    pub(crate) fn files(&self, root: &Sysroot, name: &str) -> Reading<Vec<LibraryFile>> {
         let from_environment = self
             .environment
             .iter()
@@ -73,8 +73,22 @@ impl LoaderPath {
         Reading::Value(files)
     }
 
+    /// The cache names this library.
+    pub(crate) fn in_cache(&self, name: &str) -> bool {
+        self.cache.iter().any(|(library, _)| library == name)
+    }
+
+    /// Folders of the libraries in the cache.
+    pub(crate) fn cache_folders(&self) -> impl Iterator<Item = String> + '_ {
+        let folders = self
+            .cache
+            .iter()
+            .filter_map(|(_, path)| path.rsplit_once('/'));
+        folders.map(|(folder, _)| folder.to_owned())
+    }
+
     /// Whether a search for libcuda can end in this folder (links resolved).
-    pub(super) fn selects(&self, root: &Sysroot, folder: &str) -> bool {
+    pub(crate) fn selects(&self, root: &Sysroot, folder: &str) -> bool {
         let by_environment = self
             .environment
             .iter()
@@ -90,7 +104,7 @@ impl LoaderPath {
 }
 
 /// `libcuda.so.580.159.04` gives `580.159.04`; `libcuda.so.1` has no version in its name.
-pub(super) fn version_in_name(name: &str) -> Option<String> {
+pub(crate) fn version_in_name(name: &str) -> Option<String> {
     let (_, version) = name.split_once(".so.")?;
     let is_version = version.contains('.')
         && version

@@ -9,16 +9,22 @@ mod pci;
 mod services;
 mod sysroot;
 mod system;
-mod toolkits;
+pub(super) mod toolkits;
 
-pub(super) use sysroot::Sysroot;
+pub(crate) use loader::{LoaderPath, version_in_name};
+pub(crate) use sysroot::Sysroot;
+#[cfg(test)]
+pub(crate) use sysroot::tests;
 
-use super::{Interrupt, ProbeOptions};
-use crate::facts::{HostFacts, KernelLog, KernelLogEnd, Reading};
-use crate::level::Level;
+use super::ProbeOptions;
+use crate::interrupt::Interrupt;
+use validator_core::facts::{
+    HostFacts, KernelLog, KernelLogEnd, MachineIdentity, PciDevice, Reading,
+};
+use validator_core::level::Level;
 
 /// Reads everything; what may wait (metadata, the kernel log) beside the rest.
-pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
+pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
     let root = Sysroot::new(options.sysroot.clone());
     std::thread::scope(|scope| {
         let ec2 = scope.spawn(|| system::ec2(&root, options.ec2_metadata));
@@ -34,12 +40,17 @@ pub(super) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts 
 }
 
 /// The kernel log as it is now.
-pub(super) fn kernel_log_of(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
+pub(crate) fn kernel_log_of(options: &ProbeOptions, interrupt: &Interrupt) -> Reading<KernelLog> {
     kernel_log::kernel_log(&Sysroot::new(options.sysroot.clone()), interrupt)
 }
 
+/// NVIDIA's functions on the PCI bus as they are now.
+pub(crate) fn pci_devices_of(options: &ProbeOptions) -> Reading<Vec<PciDevice>> {
+    pci::pci_devices(&Sysroot::new(options.sysroot.clone()))
+}
+
 /// What the kernel log gained since it ended at `end`.
-pub(super) fn kernel_log_since(
+pub(crate) fn kernel_log_since(
     end: KernelLogEnd,
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -53,7 +64,7 @@ fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
         .value()
         .and_then(|it| it.get("LD_LIBRARY_PATH"))
         .map(String::as_str);
-    let loader = loader::LoaderPath::read(root, ld_library_path);
+    let loader = LoaderPath::read(root, ld_library_path);
     let named = toolkits::NamedFolders::of_environment();
     HostFacts {
         hostname: system::hostname(root),
@@ -62,6 +73,7 @@ fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
         architecture: system::architecture(root),
         uptime_s: system::uptime_s(root),
         in_container: system::in_container(root),
+        product_name: system::product_name(root),
         ec2: Reading::default(),
         pci_devices: pci::pci_devices(root),
         kernel_modules: modules::kernel_modules(root),
@@ -75,8 +87,14 @@ fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
         gsp_firmware_versions: toolkits::gsp_firmware_versions(root),
         container_runtime: container::container_runtime(root),
         environment,
+        identity: system::identity(root),
         image: None,
     }
+}
+
+/// Which machine this is, and which boot of it.
+pub(super) fn identity() -> Option<MachineIdentity> {
+    system::identity(&Sysroot::default())
 }
 
 /// A probe that panicked has read nothing.

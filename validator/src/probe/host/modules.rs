@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use rustix::fs::{Access, access};
 
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{DeviceNode, KernelModuleFlavor, KernelModules, Reading};
+use validator_core::facts::{DeviceNode, KernelModuleFlavor, KernelModules, Reading};
 
 const MODULES: [&str; 8] = [
     "nvidia",

@@ -1,7 +1,7 @@
 //! NVIDIA functions on the PCI bus.
 
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{PciDevice, Reading};
+use validator_core::facts::{PciDevice, Reading};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const NVIDIA: u16 = 0x10de;
@@ -33,6 +33,9 @@ fn device(root: &Sysroot, address: &str) -> Option<PciDevice> {
             .link_target(&format!("{DEVICES}/{address}/driver"))
             .map(|target| super::sysroot::file_name(&target).to_owned()),
         numa_node: file("numa_node").and_then(|it| it.parse().ok()),
+        upstream_ports: root
+            .link_target(&format!("{DEVICES}/{address}"))
+            .map(|target| upstream_ports(&target)),
         current_link_speed_gts: file("current_link_speed").and_then(|it| link_speed(&it)),
         current_link_width: file("current_link_width").and_then(|it| link_width(&it)),
         max_link_speed_gts: file("max_link_speed").and_then(|it| link_speed(&it)),
@@ -41,6 +44,18 @@ fn device(root: &Sysroot, address: &str) -> Option<PciDevice> {
         aer_nonfatal: file("aer_dev_nonfatal").and_then(|it| aer_total(&it)),
         aer_fatal: file("aer_dev_fatal").and_then(|it| aer_total(&it)),
     })
+}
+
+/// The addresses above the device itself in `../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
+fn upstream_ports(target: &str) -> Vec<String> {
+    let is_address = |it: &&str| it.len() == 12 && it.matches(':').count() == 2 && it.contains('.');
+    let mut ports: Vec<String> = target
+        .split('/')
+        .filter(is_address)
+        .map(str::to_lowercase)
+        .collect();
+    ports.pop();
+    ports
 }
 
 fn hex(text: &str) -> Option<u32> {
@@ -138,5 +153,12 @@ mod tests {
             pci_devices(&root),
             Reading::NotRead("no such file: /sys/bus/pci/devices".to_owned())
         );
+    }
+
+    #[test]
+    fn the_ports_above_a_device_are_in_its_path() {
+        let target = "../../../devices/pci0000:3a/0000:3a:00.0/0000:3B:00.0/0000:3c:00.0";
+        assert_eq!(upstream_ports(target), ["0000:3a:00.0", "0000:3b:00.0"]);
+        assert!(upstream_ports("../../../devices/pci0000:00/0000:00:06.0").is_empty());
     }
 }

@@ -7,7 +7,7 @@
 //! any other as not readable.
 
 use super::sysroot::{Sysroot, file_name};
-use crate::facts::{Reading, ServiceState};
+use validator_core::facts::{Reading, ServiceState};
 
 /// NVIDIA's services, and the names of their processes (the kernel keeps 15 characters).
 const NVIDIA_SERVICES: [(&str, &str); 3] = [

@@ -33,6 +33,11 @@ impl Sysroot {
         self.outside(resolved.as_deref().unwrap_or(path))
     }
 
+    /// Where `path` of the machine lies, links left as they are.
+    pub(crate) fn unresolved_path(&self, path: &str) -> PathBuf {
+        self.outside(path)
+    }
+
     fn outside(&self, path: &str) -> PathBuf {
         self.folder.as_ref().map_or_else(
             || PathBuf::from(path),
@@ -68,6 +73,13 @@ impl Sysroot {
     /// The bytes of a regular file. A pipe or a device in its place may block for ever, and holds nothing of ours.
     pub(crate) fn bytes(&self, path: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
+        let file = self.file(path)?;
+        file.take(LARGEST_FILE_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A regular file that may be of any size.
+    pub(crate) fn file(&self, path: &str) -> Result<std::fs::File> {
         let file = std::fs::OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -75,8 +87,7 @@ impl Sysroot {
         if !file.metadata()?.is_file() {
             return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
         }
-        file.take(LARGEST_FILE_BYTES).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        Ok(file)
     }
 
     /// The text without the white space around it; `None` where there is no such file or it cannot be read.

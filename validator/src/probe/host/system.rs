@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::time::ClockId;
 
 use super::sysroot::{Sysroot, io_reason};
-use crate::facts::{Ec2Instance, Reading};
+use validator_core::facts::{Ec2Instance, MachineIdentity, Reading};
 
 /// The metadata service answers within a millisecond or two, or not at all.
 const METADATA_DEADLINE: Duration = Duration::from_millis(300);
@@ -84,6 +84,13 @@ pub(super) fn environment() -> Reading<BTreeMap<String, String>> {
         ))
     });
     Reading::Value(variables.collect())
+}
+
+pub(super) fn identity(root: &Sysroot) -> Option<MachineIdentity> {
+    Some(MachineIdentity {
+        boot_id: root.line("/proc/sys/kernel/random/boot_id")?,
+        machine_id: root.line("/etc/machine-id").filter(|it| !it.is_empty()),
+    })
 }
 
 pub(super) fn hostname(root: &Sysroot) -> Reading<String> {
@@ -213,6 +220,14 @@ const CONTAINER_VARIABLES: [&str; 4] = [
 /// The map of the machine's own user namespace, by `user_namespaces(7)`.
 fn maps_all_users_to_themselves(uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// The machine's name by its maker.
+pub(super) fn product_name(root: &Sysroot) -> Reading<String> {
+    match root.line("/sys/class/dmi/id/product_name") {
+        Some(name) if !name.is_empty() => Reading::Value(name),
+        _ => Reading::NotSupported,
+    }
 }
 
 /// Which EC2 instance this is. The network is asked only where the firmware's tables say EC2.

@@ -2,7 +2,7 @@
 
 use super::loader::{LoaderPath, version_in_name};
 use super::sysroot::{Sysroot, file_name};
-use crate::facts::{CudaCompatPackage, CudaToolkit, CudaToolkitKind, Reading};
+use validator_core::facts::{CudaCompatPackage, CudaToolkit, CudaToolkitKind, Reading};
 
 /// Where Python keeps packages; each `*` is one folder. Virtual environments elsewhere are found when they are active.
 const SITE_PACKAGES: [&str; 12] = [
@@ -20,9 +20,21 @@ const SITE_PACKAGES: [&str; 12] = [
     "/home/*/miniconda3/lib/python3*/site-packages",
 ];
 
+/// Where toolkits are installed: NVIDIA's packages, distributions (Debian has `/usr/lib/cuda`, Arch `/opt/cuda`), the HPC SDK.
+const TOOLKIT_FOLDERS: [(&str, CudaToolkitKind); 5] = [
+    ("/usr/local/cuda*", CudaToolkitKind::Toolkit),
+    ("/opt/cuda*", CudaToolkitKind::Toolkit),
+    ("/usr/lib/cuda", CudaToolkitKind::Toolkit),
+    ("/opt/nvidia/cuda*", CudaToolkitKind::Toolkit),
+    (
+        "/opt/nvidia/hpc_sdk/Linux_*/*/cuda/*",
+        CudaToolkitKind::HpcSdk,
+    ),
+];
+
 /// Folders named by the environment, besides the usual places.
 #[derive(Clone, Debug, Default)]
-pub(super) struct NamedFolders {
+pub(in crate::probe) struct NamedFolders {
     /// `CUDA_HOME` and `CUDA_PATH`.
     pub(super) toolkits: Vec<String>,
     /// `VIRTUAL_ENV` and `CONDA_PREFIX`.
@@ -30,6 +42,14 @@ pub(super) struct NamedFolders {
 }
 
 impl NamedFolders {
+    /// Folders of toolkits alone.
+    pub(in crate::probe) fn of(toolkits: Vec<String>) -> Self {
+        Self {
+            toolkits,
+            python_prefixes: Vec::new(),
+        }
+    }
+
     pub(super) fn of_environment() -> Self {
         let values = |names: [&str; 2]| {
             let values = names.iter().filter_map(|name| std::env::var(name).ok());
@@ -42,32 +62,57 @@ impl NamedFolders {
     }
 }
 
-pub(super) fn cuda_toolkits(root: &Sysroot, named: &NamedFolders) -> Reading<Vec<CudaToolkit>> {
-    let usual = root.matching("/usr/local/cuda*");
-    let folders = usual
-        .into_iter()
-        .chain(root.matching("/opt/cuda*"))
-        .chain(named.toolkits.iter().cloned());
+pub(in crate::probe) fn cuda_toolkits(
+    root: &Sysroot,
+    named: &NamedFolders,
+) -> Reading<Vec<CudaToolkit>> {
+    let usual = TOOLKIT_FOLDERS.iter().flat_map(|(pattern, kind)| {
+        let folders = root.matching(pattern).into_iter();
+        folders.map(|folder| (folder, *kind))
+    });
+    let named_toolkits = named.toolkits.iter().cloned();
+    let folders = usual.chain(named_toolkits.map(|it| (it, CudaToolkitKind::Toolkit)));
     let mut toolkits: Vec<CudaToolkit> = Vec::new();
-    for folder in folders {
+    for (folder, kind) in folders {
         let Some(path) = root.resolve(&folder) else {
             continue;
         };
-        let known = toolkits.iter().any(|it| it.path == path);
-        if !known && is_toolkit(root, &path) {
-            toolkits.push(CudaToolkit {
-                version: toolkit_version(root, &path),
-                path,
-                kind: CudaToolkitKind::Toolkit,
-            });
+        let position = toolkits.iter().position(|it| it.path == path);
+        let position = position.or_else(|| {
+            is_toolkit(root, &path).then(|| {
+                toolkits.push(toolkit_at(root, &path, kind));
+                toolkits.len() - 1
+            })
+        });
+        let Some(toolkit) = position.map(|it| &mut toolkits[it]) else {
+            continue;
+        };
+        if folder != toolkit.path && !toolkit.links.contains(&folder) {
+            toolkit.links.push(folder);
         }
     }
     toolkits.extend(wheels(root, named));
     Reading::Value(toolkits)
 }
 
+/// The toolkit in a folder of which [`is_toolkit`] holds.
+pub(in crate::probe) fn toolkit_at(
+    root: &Sysroot,
+    path: &str,
+    kind: CudaToolkitKind,
+) -> CudaToolkit {
+    let nvcc = format!("{path}/bin/nvcc");
+    CudaToolkit {
+        version: toolkit_version(root, path),
+        path: path.to_owned(),
+        kind,
+        nvcc: root.exists(&nvcc).then_some(nvcc),
+        links: Vec::new(),
+    }
+}
+
 /// A folder that holds a `compat` folder alone is a `cuda-compat` package's.
-fn is_toolkit(root: &Sysroot, path: &str) -> bool {
+pub(in crate::probe) fn is_toolkit(root: &Sysroot, path: &str) -> bool {
     [
         "version.json",
         "version.txt",
@@ -87,15 +132,25 @@ fn toolkit_version(root: &Sysroot, path: &str) -> Reading<String> {
     let version = read("version.json")
         .and_then(|text| version_of_json(&text))
         .or_else(|| read("version.txt").and_then(|text| version_of_text(&text)))
-        .or_else(|| read("include/cuda.h").and_then(|text| version_of_header(&text)));
+        .or_else(|| read("include/cuda.h").and_then(|text| version_of_header(&text)))
+        .or_else(|| version_of_runtime(root, path));
     version.map_or_else(
         || {
             Reading::NotRead(format!(
-                "none of version.json, version.txt and include/cuda.h below {path} names a version"
+                "none of version.json, version.txt, include/cuda.h and libcudart below {path} names a version"
             ))
         },
         Reading::Value,
     )
+}
+
+/// `libcudart.so.12.8.90`: the third number is the component's.
+fn version_of_runtime(root: &Sysroot, path: &str) -> Option<String> {
+    let names = ["lib64", "lib"].map(|it| root.names(&format!("{path}/{it}")).unwrap_or_default());
+    names.into_iter().flatten().find_map(|name| {
+        let version = name.strip_prefix("libcudart.so.")?;
+        (version.split('.').count() > 2 && is_version(version)).then(|| major_minor(version))
+    })
 }
 
 /// `{"cuda": {"name": "CUDA SDK", "version": "12.8.1"}, …}`
@@ -157,6 +212,7 @@ fn wheels(root: &Sysroot, named: &NamedFolders) -> Vec<CudaToolkit> {
                 ),
                 path,
                 kind: CudaToolkitKind::PythonWheel,
+                ..CudaToolkit::default()
             });
         }
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::credentials::Credentials;
 use super::requests::ApiRequest;
-use crate::probe::Interrupt;
+use crate::interrupt::Interrupt;
 
 /// How often a GET is asked again after 429, a 5xx or a broken connection.
 const RETRIES_MAXIMUM: u32 = 3;

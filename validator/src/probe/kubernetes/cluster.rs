@@ -8,11 +8,11 @@ use super::client::{ApiClient, ApiError, Target};
 use super::requests::{
     GET_NODE, GET_POD_LOG, LIST_DAEMON_SETS, LIST_EVENTS, LIST_PODS, LIST_RUNTIME_CLASSES,
 };
-use crate::device_ids::RESOURCE_DOMAIN;
-use crate::facts::{
+use validator_core::device_ids::RESOURCE_DOMAIN;
+use validator_core::facts::{
     ApiFacts, DaemonSetFacts, NodeCondition, NodeFacts, NodeTaint, PodFacts, Reading, Toleration,
 };
-use crate::profile::KubernetesProfile;
+use validator_core::profile::KubernetesProfile;
 
 /// Lines of a log and events that are kept of a pod that is not ready.
 const LOG_LINES: usize = 10;
@@ -27,13 +27,9 @@ pub(super) fn ask(
     profile: &KubernetesProfile,
 ) -> ApiFacts {
     let named = node_name.as_deref().map_err(Clone::clone);
-    let pods = named
+    let daemon_sets = named
         .clone()
-        .and_then(|name| pods_on(client, name).map_err(|error| error.text));
-    let daemon_sets = match &pods {
-        Ok(pods) => daemon_sets(client, pods).map_err(|error| error.text),
-        Err(reason) => Err(reason.clone()),
-    };
+        .and_then(|name| daemon_sets(client, name).map_err(|error| error.text));
     let selectors = daemon_sets
         .iter()
         .flatten()
@@ -43,36 +39,19 @@ pub(super) fn ask(
         server: server.to_owned(),
         node: named.and_then(|name| node(client, name, &asked_for)).into(),
         runtime_classes: runtime_classes(client).map_err(|error| error.text).into(),
-        ended_pods: pods.map(|pods| ended(&pods)).into(),
         device_plugin_daemon_sets: daemon_sets.into(),
         node_name: node_name.into(),
     }
 }
 
-/// All pods on the node.
-fn pods_on(client: &ApiClient, node_name: &str) -> Result<Vec<Value>, ApiError> {
+/// The pods of a namespace on the node. RBAC knows no fields: who may list pods of a namespace may list all of it, so that no
+/// other namespace than the device plugin's is read.
+fn pods_on(client: &ApiClient, namespace: &str, node_name: &str) -> Result<Vec<Value>, ApiError> {
     let selector = format!("spec.nodeName={node_name}");
     client.list(
-        Target::everywhere(LIST_PODS),
+        Target::in_namespace(LIST_PODS, namespace),
         &[("fieldSelector", &selector)],
     )
-}
-
-fn ended(pods: &[Value]) -> Vec<String> {
-    let has_ended = |pod: &&Value| {
-        ["Succeeded", "Failed"]
-            .iter()
-            .any(|it| pod["status"]["phase"] == *it)
-    };
-    let names = pods.iter().filter(has_ended).map(|pod| {
-        let metadata = &pod["metadata"];
-        format!(
-            "{}/{}",
-            text(&metadata["namespace"]),
-            text(&metadata["name"])
-        )
-    });
-    names.collect()
 }
 
 fn node(
@@ -142,13 +121,12 @@ fn runtime_classes(client: &ApiClient) -> Result<BTreeMap<String, String>, ApiEr
         .collect())
 }
 
-fn daemon_sets(client: &ApiClient, pods: &[Value]) -> Result<Vec<DaemonSetFacts>, ApiError> {
+fn daemon_sets(client: &ApiClient, node_name: &str) -> Result<Vec<DaemonSetFacts>, ApiError> {
     let all = client.list(Target::everywhere(LIST_DAEMON_SETS), &[])?;
-    Ok(all
-        .iter()
+    all.iter()
         .filter(|it| is_device_plugin(it))
-        .map(|it| daemon_set(client, it, pods))
-        .collect())
+        .map(|it| daemon_set(client, it, node_name))
+        .collect()
 }
 
 /// NVIDIA's plugin, by its image or by the name that its charts and the GPU operator give it. Other programs come from
@@ -167,13 +145,17 @@ fn is_device_plugin(daemon_set: &Value) -> bool {
     is_plugin && !OTHERS.iter().any(|it| name.contains(it))
 }
 
-fn daemon_set(client: &ApiClient, daemon_set: &Value, pods: &[Value]) -> DaemonSetFacts {
+fn daemon_set(
+    client: &ApiClient,
+    daemon_set: &Value,
+    node_name: &str,
+) -> Result<DaemonSetFacts, ApiError> {
     let namespace = text(&daemon_set["metadata"]["namespace"]);
     let uid = &daemon_set["metadata"]["uid"];
     let is_of_it =
         |pod: &&Value| array(&pod["metadata"]["ownerReferences"]).any(|it| it["uid"] == *uid);
     let spec = &daemon_set["spec"]["template"]["spec"];
-    DaemonSetFacts {
+    Ok(DaemonSetFacts {
         name: text(&daemon_set["metadata"]["name"]),
         desired: count(&daemon_set["status"]["desiredNumberScheduled"]),
         ready: count(&daemon_set["status"]["numberReady"]),
@@ -186,13 +168,13 @@ fn daemon_set(client: &ApiClient, daemon_set: &Value, pods: &[Value]) -> DaemonS
                 effect: text(&it["effect"]),
             })
             .collect(),
-        pods: pods
+        pods: pods_on(client, &namespace, node_name)?
             .iter()
             .filter(is_of_it)
             .map(|pod| pod_facts(client, &namespace, pod))
             .collect(),
         namespace,
-    }
+    })
 }
 
 /// A pod; its log and events are read only where it is not ready.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::probe::Interrupt;
+use crate::interrupt::Interrupt;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess};
 
 /// Where Kubernetes mounts a pod's service account.
@@ -460,6 +460,12 @@ fn run_exec(
         .map(|it| (it.name.as_str(), it.value.clone()))
         .collect();
     environment.insert("KUBERNETES_EXEC_INFO", info);
+    // A person's own kubeconfig names programs of the person's own PATH; what root starts is the system's.
+    if !rustix::process::geteuid().is_root()
+        && let Ok(path) = std::env::var("PATH")
+    {
+        environment.entry("PATH").or_insert(path);
+    }
     let environment: Vec<_> = environment
         .into_iter()
         .map(|(name, value)| (name, Some(value)))

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::client::{ApiClient, ApiError, Target, wait_unless_interrupted};
 use super::cluster::{array, events, log_tail, text, waiting};
 use super::requests::{CREATE_POD, DELETE_PODS, GET_POD_LOG, LIST_PODS};
-use crate::facts::{Facts, GpuPod, GpuPodEnd, GpuPods};
-use crate::probe::Interrupt;
+use crate::interrupt::Interrupt;
+use validator_core::facts::{Facts, GpuPod, GpuPodEnd, GpuPods};
 
 const LABEL_NAME: &str = "app.kubernetes.io/name";
 const LABEL_NAME_VALUE: &str = "gpu-validator-gpu-pod";
@@ -438,11 +438,11 @@ fn take_facts(pod: &mut GpuPod, facts: Facts) {
         .filter_map(|gpu| gpu.uuid.value().cloned());
     pod.nvml_uuids = nvml.collect();
     match facts.cuda.devices {
-        crate::facts::Reading::Value(devices) => {
+        validator_core::facts::Reading::Value(devices) => {
             pod.cuda_uuids = devices.into_iter().map(|it| it.uuid).collect();
         }
-        crate::facts::Reading::NotSupported => {}
-        crate::facts::Reading::NotRead(reason) => pod.cuda_trouble = Some(reason),
+        validator_core::facts::Reading::NotSupported => {}
+        validator_core::facts::Reading::NotRead(reason) => pod.cuda_trouble = Some(reason),
     }
     pod.cuda_kernel = facts.load.cuda_kernel;
 }

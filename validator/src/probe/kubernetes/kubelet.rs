@@ -14,11 +14,11 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
 use super::client::wait_unless_interrupted;
-use crate::device_ids;
-use crate::facts::{
+use crate::interrupt::Interrupt;
+use validator_core::device_ids;
+use validator_core::facts::{
     AllocatableWait, DeviceAssignment, DevicePlugin, KubernetesFacts, PluginDevice, Reading,
 };
-use crate::probe::Interrupt;
 
 /// Written by build.rs from `proto/deviceplugin/v1beta1.proto`.
 #[allow(

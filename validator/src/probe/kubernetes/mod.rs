@@ -15,15 +15,16 @@ use std::time::Duration;
 
 pub(crate) use requests::{GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, Purpose, role_yaml};
 
-use super::{Interrupt, ProbeOptions};
-use crate::device_ids;
-use crate::facts::{ApiFacts, Facts, GpuPods, KubernetesFacts, Reading};
-use crate::level::Level;
-use crate::profile::KubernetesProfile;
+use super::ProbeOptions;
+use crate::interrupt::Interrupt;
 use client::ApiClient;
 use credentials::{Credentials, CredentialsWanted};
 use gpu_pods::GpuPodOrder;
 use kubelet::KubeletQuestion;
+use validator_core::device_ids;
+use validator_core::facts::{ApiFacts, Facts, GpuPods, KubernetesFacts, Reading};
+use validator_core::level::Level;
+use validator_core::profile::KubernetesProfile;
 
 /// Where kubelets keep their state.
 ///
@@ -67,7 +68,7 @@ pub(crate) fn credentials_wanted(profile: &KubernetesProfile) -> CredentialsWant
 
 /// Asks the kubelet, where there is one, and the API server, where there are credentials for it. `facts` are those of
 /// host and GPUs.
-pub(super) fn probe(
+pub(crate) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
     facts: &Facts,
@@ -105,7 +106,7 @@ pub(super) fn probe(
 }
 
 /// Makes pods that use the GPUs, where level and profile ask for it and the API server can be asked.
-pub(super) fn gpu_pods(
+pub(crate) fn gpu_pods(
     options: &ProbeOptions,
     interrupt: &Interrupt,
     facts: &Facts,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::facts::{Facts, ProcessOwner, Reading};
+use validator_core::facts::{Facts, ProcessOwner, Reading};
 
 /// Folders below are called `<namespace>_<name>_<uid>`.
 ///
@@ -95,7 +95,7 @@ fn pod_uid(cgroup: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{GpuFacts, GpuProcess};
+    use validator_core::facts::{GpuFacts, GpuProcess};
 
     const UID: &str = "0d8f2d0a-53a8-4f6a-9a5c-0a1b2c3d4e5f";
 

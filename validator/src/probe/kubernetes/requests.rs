@@ -10,8 +10,10 @@ use std::fmt::Write as _;
 pub(crate) enum Purpose {
     /// `gpu-validator kubernetes gate`: condition, annotation and taint of the node
     Gate,
-    /// The checks that ask the API server: node, runtime classes, the device plugin's pods
+    /// The checks that read the API server: node, runtime classes, `DaemonSets`
     Checks,
+    /// The checks that read the device plugin's pods, in its namespace
+    DevicePlugin,
     /// Pods that use the GPUs, for the check `gpu_pod_runs`, in the namespace of its pods
     GpuPod,
 }
@@ -66,14 +68,11 @@ pub(crate) const REQUESTS: &[(Purpose, &[ApiRequest])] = &[
     (Purpose::Gate, &[GET_NODE, PATCH_NODE, PATCH_NODE_STATUS]),
     (
         Purpose::Checks,
-        &[
-            GET_NODE,
-            LIST_RUNTIME_CLASSES,
-            LIST_DAEMON_SETS,
-            LIST_PODS,
-            GET_POD_LOG,
-            LIST_EVENTS,
-        ],
+        &[GET_NODE, LIST_RUNTIME_CLASSES, LIST_DAEMON_SETS],
+    ),
+    (
+        Purpose::DevicePlugin,
+        &[LIST_PODS, GET_POD_LOG, LIST_EVENTS],
     ),
     (
         Purpose::GpuPod,

@@ -7,7 +7,7 @@ use super::driver::{
     ERROR_RESET_REQUIRED, ERROR_VGPU_ECC_NOT_SUPPORTED,
 };
 use super::protocol::{Output, SkippedCall};
-use crate::facts::Reading;
+use validator_core::facts::Reading;
 
 /// A call's result.
 pub(super) type Called<T> = Result<T, Failure>;

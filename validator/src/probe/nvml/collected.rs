@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::CallInFlight;
 use super::protocol::{Message, SkippedCall};
-use crate::facts::{Facts, GpuFacts, NvmlFacts};
+use validator_core::facts::{Facts, GpuFacts, NvmlFacts};
 
 /// More GPUs than this are not in one machine; a greater number is a broken library's.
 const GPUS_MAXIMUM: u64 = 1024;

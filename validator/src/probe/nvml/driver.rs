@@ -3,7 +3,7 @@
 
 mod xid_events;
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_ulonglong};
+use std::ffi::{OsStr, c_char, c_int, c_uint, c_ulonglong};
 use std::mem::size_of;
 
 use libloading::Library;
@@ -64,27 +64,6 @@ pub(super) struct NvmlLibrary {
     library: Library,
 }
 
-/// The scenario of a simulated library, by the marker that only simulated libraries export.
-pub(crate) fn simulator_scenario(library: &Library) -> Option<String> {
-    // SAFETY: only the simulator exports this name, as a C function without arguments that returns a static string.
-    let marker = unsafe {
-        library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_simulator_scenario\0")
-    }
-    .ok()?;
-    // SAFETY: the signature is the simulator's, see above.
-    let text = unsafe { marker() };
-    // The marker's presence alone says that the library is simulated; the name is for people.
-    let unnamed = "unnamed".to_owned();
-    if text.is_null() {
-        return Some(unnamed);
-    }
-    // SAFETY: not null, and the simulator returns a string that ends in NUL and lives as long as the library.
-    let name = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-    Some(name.into_owned())
-        .filter(|it| !it.is_empty())
-        .or(Some(unnamed))
-}
-
 impl NvmlLibrary {
     /// Loads the library; nothing is initialised yet.
     pub(super) fn load(path: &OsStr) -> Result<Self, String> {
@@ -96,7 +75,7 @@ impl NvmlLibrary {
     }
 
     pub(super) fn simulator_scenario(&self) -> Option<String> {
-        simulator_scenario(&self.library)
+        crate::driver_libraries::simulator_scenario(&self.library)
     }
 
     pub(super) fn initialize(&self, calls: &Calls) -> Called<()> {

@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum as _;
 use collected::Collected;
 pub(crate) use collected::NvmlOutcome;
-pub(crate) use driver::simulator_scenario;
-pub(crate) use own_gpu::users_of;
+pub(crate) use own_gpu::{users_of, watch_processes_of_others};
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
 pub(crate) use worker::{NvmlWorker, Part};
 
-use super::{Deadlines, Interrupt, ProbeOptions};
-use crate::facts::GpuFacts;
+use super::{Deadlines, ProbeOptions};
+use crate::interrupt::Interrupt;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+use validator_core::facts::GpuFacts;
 
 /// A driver that makes so many calls hang or crash will not say much more of use.
 const ATTEMPTS_MAXIMUM: usize = 12;
@@ -66,7 +66,7 @@ enum AttemptEnd {
 
 /// Asks NVML for a part of what the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
 /// when that is everything that work on it would change.
-pub(super) fn probe(
+pub(crate) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
     part: Part,

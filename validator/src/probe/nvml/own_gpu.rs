@@ -6,8 +6,8 @@ use super::calls::Calls;
 use super::driver::{Device, NvmlLibrary};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
-use crate::facts::GpuFacts;
-use crate::probe::libraries;
+use crate::driver_libraries;
+use validator_core::facts::{GpuFacts, GpuProcess};
 
 /// Calls `body` with the GPU that has this UUID, and the driver's version; `None` where NVML does not know it or does not work.
 pub(super) fn with_own_gpu<T>(
@@ -17,7 +17,7 @@ pub(super) fn with_own_gpu<T>(
     let output = Output::quiet();
     let calls = Calls::new(None, &[], &output);
     let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
-    let loaded = libraries::load("libnvidia-ml.so.1", open);
+    let loaded = driver_libraries::load("libnvidia-ml.so.1", open);
     let nvml = loaded
         .ok()
         .map(|it| it.library)
@@ -46,4 +46,23 @@ pub(crate) fn users_of(uuid: &str) -> Option<GpuFacts> {
         };
         Some(reader.users())
     })
+}
+
+/// Calls `on_seen` with the processes of others on the GPU with this UUID, again and again, until it returns false. Returns at
+/// once where NVML does not know the GPU.
+pub(crate) fn watch_processes_of_others(
+    uuid: &str,
+    mut on_seen: impl FnMut(Vec<GpuProcess>) -> bool,
+) {
+    with_own_gpu(uuid, |device, driver| {
+        let Some(device) = &device else { return };
+        let output = Output::quiet();
+        let reader = GpuReader {
+            device,
+            index: 0,
+            output: &output,
+            driver,
+        };
+        while on_seen(reader.processes_beside_a_worker()) {}
+    });
 }

@@ -12,9 +12,9 @@ use serde_json::Value;
 pub(super) enum Message {
     /// This call is about to be made.
     Call { gpu: Option<u32>, function: String },
-    /// A field of [`crate::facts::NvmlFacts`].
+    /// A field of [`validator_core::facts::NvmlFacts`].
     Nvml { field: String, value: Value },
-    /// A field of [`crate::facts::GpuFacts`] of the GPU with this NVML index.
+    /// A field of [`validator_core::facts::GpuFacts`] of the GPU with this NVML index.
     Gpu {
         index: u32,
         field: String,

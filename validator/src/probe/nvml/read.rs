@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::calls::{Called, Failure};
 use super::driver::{Device, FabricInfo, PciIdentity};
 use super::protocol::Output;
-use crate::facts::{
+use crate::process_stat;
+use validator_core::facts::{
     Clocks, ClocksEventReasons, ComputeCapability, ComputeMode, EccErrors, EccMode, FabricState,
     GpuFacts, GpuProcess, LoadCounters, MemoryUse, MigDevice, MigMode, NvLink, PcieLink, Power,
     Reading, RecoveryAction, RepairStatus, RetiredPages, RowRemapperHistogram, RowRemapping,
     SensorSample, Temperature, Utilization, ViolationTimes,
 };
-use crate::process_stat;
 
 // Source of all numbers: nvml.h.
 const FIELD_MEMORY_TEMPERATURE: u32 = 82;
@@ -414,6 +414,12 @@ impl GpuReader<'_> {
     fn field(&self, field: u32) -> Called<u64> {
         let mut values = self.device.field_values(&[(field, 0)])?;
         values.remove(0)
+    }
+
+    /// Generation and width of the PCIe link as they are now.
+    pub(super) fn current_pcie_link(&self) -> Option<(u32, u32)> {
+        let generation = self.device.current_pcie_link_generation().ok()?;
+        Some((generation, self.device.current_pcie_link_width().ok()?))
     }
 
     fn pcie(&self) -> Called<PcieLink> {

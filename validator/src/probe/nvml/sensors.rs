@@ -12,9 +12,9 @@ use super::calls::Calls;
 use super::driver::{Device, NvmlLibrary, XidEvents};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
-use crate::facts::{GpuProcess, LoadCounters, Reading, SensorSample};
-use crate::probe::libraries;
+use crate::driver_libraries;
 use crate::worker::clock;
+use validator_core::facts::{GpuProcess, LoadCounters, Reading, SensorSample};
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -50,6 +50,14 @@ pub(crate) enum SensorMessage {
         at_s: f64,
         processes: Vec<GpuProcess>,
     },
+    /// The PCIe link as it is now.
+    Pcie {
+        uuid: String,
+        /// By [`clock::now_s`].
+        at_s: f64,
+        generation: u32,
+        width: u32,
+    },
     After {
         uuid: String,
         counters: Box<LoadCounters>,
@@ -73,7 +81,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
         .map_err(|error| format!("SIGTERM cannot be handled: {error}"))?;
     let output = Output::quiet();
     let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
-    let nvml = libraries::load("libnvidia-ml.so.1", open)
+    let nvml = driver_libraries::load("libnvidia-ml.so.1", open)
         .map_err(|error| format!("libnvidia-ml.so.1 could not be loaded: {error}"))?
         .library;
     let calls = Calls::new(None, &[], &output);
@@ -142,6 +150,7 @@ fn sample_until(
             });
             if look % LOOKS_A_LIST == LOOKS_A_LIST - 1 {
                 tell_processes(uuid, reader);
+                tell_pcie(uuid, reader);
             }
         }
         // A signal does not end a sleep, so that it is cut into pieces.
@@ -159,6 +168,19 @@ fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
             uuid: uuid.to_owned(),
             at_s,
             processes,
+        });
+    }
+}
+
+/// Nothing where NVML does not report the link, as on a virtual GPU.
+fn tell_pcie(uuid: &str, reader: &GpuReader<'_>) {
+    let at_s = clock::now_s();
+    if let Some((generation, width)) = reader.current_pcie_link() {
+        tell(&SensorMessage::Pcie {
+            uuid: uuid.to_owned(),
+            at_s,
+            generation,
+            width,
         });
     }
 }

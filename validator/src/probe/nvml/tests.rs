@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use super::driver::NvmlLibrary;
 use super::*;
-use crate::facts::{Facts, Reading};
-use crate::probe::libraries;
+use crate::driver_libraries;
+use validator_core::facts::{Facts, Reading};
 
 /// What a worker for two GPUs tells first.
 const START: &str = r#"
@@ -315,6 +315,6 @@ fn the_loaders_own_words_are_understood() {
         let Err(error) = NvmlLibrary::load(name.as_os_str()) else {
             panic!("{} cannot be loaded", name.display());
         };
-        assert_eq!(libraries::is_missing(&error), missing, "{error}");
+        assert_eq!(driver_libraries::is_missing(&error), missing, "{error}");
     }
 }

@@ -6,12 +6,12 @@ use super::calls::Calls;
 use super::driver::NvmlLibrary;
 use super::protocol::{Message, Output, SkippedCall};
 use super::read::{DriverNumber, GpuReader};
-use crate::facts::Reading;
-use crate::probe::libraries;
+use crate::driver_libraries;
+use validator_core::facts::Reading;
 
 /// Which readings of the GPUs are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub(crate) enum Part {
     #[default]
     All,
     AllButInforom,
@@ -97,9 +97,12 @@ impl NvmlWorker {
 fn load(output: &Output) -> Option<NvmlLibrary> {
     output.announce(None, "dlopen");
     let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
-    match libraries::load("libnvidia-ml.so.1", open) {
+    match driver_libraries::load("libnvidia-ml.so.1", open) {
         Ok(loaded) => {
-            output.nvml("library_path", &libraries::loaded_path("libnvidia-ml.so"));
+            output.nvml(
+                "library_path",
+                &driver_libraries::loaded_path("libnvidia-ml.so"),
+            );
             output.nvml("loaded_by_path", &loaded.by_path);
             output.nvml("unloadable", &loaded.unloadable);
             if let Some(scenario) = loaded.library.simulator_scenario() {

@@ -1,9 +1,10 @@
 //! The kernels that the simulator can run, by name. They compute on the CPU what the GPU computes, bit for bit wherever
-//! the GPU's arithmetic is specified (`validator/src/load/gemm/KERNELS.md`).
+//! the GPU's arithmetic is specified (`validator/src/workload/gemm/KERNELS.md`).
 
 mod check;
 mod freivalds;
 mod gemm;
+mod memory;
 mod operand;
 pub mod tensor_map;
 mod verify;
@@ -21,6 +22,16 @@ pub struct Launch<'launch> {
     pub shared_bytes: u32,
     parameters: *const *const c_void,
     gpu: &'launch Gpu,
+    how: How,
+}
+
+/// What is odd about a launch.
+#[derive(Debug, Default)]
+pub struct How {
+    /// The multiprocessor that the first block runs on.
+    pub first_sm: u64,
+    /// Nothing that the kernel writes reaches memory.
+    pub is_stale: bool,
 }
 
 /// What a kernel wrote, so that a fault can spoil it, and how long a GPU would have taken.
@@ -63,6 +74,8 @@ type Run = fn(&Launch<'_>) -> Outcome<Done>;
 
 const KERNELS: &[(&str, Run)] = &[
     ("gpu_validator_check", check::run),
+    ("gpu_validator_memory_write", memory::write),
+    ("gpu_validator_memory_verify", memory::verify),
     ("generate_operand", operand::run),
     ("verify_strips", verify::strips),
     ("compare_elements", verify::elements),
@@ -109,6 +122,17 @@ const KERNELS: &[(&str, Run)] = &[
     }),
 ];
 
+/// The kernels of cuBLASLt's products, whatever their names are in the real library.
+pub(crate) const CUBLASLT_PRODUCT: &str = "cublasLtMatmul";
+
+/// Every kernel's name, those of cuBLASLt's products as one.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> + Clone {
+    KERNELS
+        .iter()
+        .map(|(name, _)| *name)
+        .chain([CUBLASLT_PRODUCT])
+}
+
 /// The CPU's version of this kernel.
 pub(super) fn find(name: &str) -> Option<Run> {
     KERNELS
@@ -148,6 +172,7 @@ impl<'launch> Launch<'launch> {
         shared_bytes: u32,
         parameters: *const *const c_void,
         gpu: &'launch Gpu,
+        how: How,
     ) -> Self {
         Self {
             grid,
@@ -155,6 +180,7 @@ impl<'launch> Launch<'launch> {
             shared_bytes,
             parameters,
             gpu,
+            how,
         }
     }
 
@@ -189,7 +215,8 @@ impl<'launch> Launch<'launch> {
 
     /// The multiprocessor on which a block runs: they are dealt in turn.
     pub fn sm_of_block(&self, block: u64) -> u32 {
-        u32::try_from(block % u64::from(self.gpu.sm_count.max(1))).unwrap_or(0)
+        let place = self.how.first_sm.wrapping_add(block);
+        u32::try_from(place % u64::from(self.gpu.sm_count.max(1))).unwrap_or(0)
     }
 
     /// Device memory that a kernel only reads; several of its parameters may name the same.
@@ -197,8 +224,9 @@ impl<'launch> Launch<'launch> {
     /// # Safety
     /// Nothing writes this memory while the kernel reads it, and any bits are a `T`.
     pub unsafe fn device_read<T>(&self, address: u64, length: usize) -> Outcome<&'launch [T]> {
-        // SAFETY: as the caller promises; the unique reference ends here.
-        Ok(unsafe { self.device_slice::<T>(address, length)? })
+        Self::check::<T>(address, length)?;
+        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the rest.
+        Ok(unsafe { std::slice::from_raw_parts(address as *const T, length) })
     }
 
     /// Device memory as a slice of `length` elements.
@@ -206,14 +234,31 @@ impl<'launch> Launch<'launch> {
     /// # Safety
     /// Nothing else uses this memory while the kernel runs, and any bits are a `T`.
     pub unsafe fn device_slice<T>(&self, address: u64, length: usize) -> Outcome<&'launch mut [T]> {
+        Self::check::<T>(address, length)?;
+        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the rest.
+        let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut T, length) };
+        if !self.how.is_stale {
+            return Ok(memory);
+        }
+        // A copy takes what the kernel writes. It is not freed: a launch that is lost comes rarely, and the slice may live on.
+        let words = size_of_val(memory).div_ceil(size_of::<u64>());
+        let copy = vec![0u64; words].leak();
+        // SAFETY: as long as the memory, aligned for every `T` of a kernel, and any bits are a `T`.
+        unsafe {
+            let copy = copy.as_mut_ptr().cast::<T>();
+            std::ptr::copy_nonoverlapping(memory.as_ptr(), copy, length);
+            Ok(std::slice::from_raw_parts_mut(copy, length))
+        }
+    }
+
+    fn check<T>(address: u64, length: usize) -> Outcome {
         let bytes = (length as u64)
             .checked_mul(size_of::<T>() as u64)
             .ok_or(ILLEGAL_ADDRESS)?;
-        if !address.is_multiple_of(align_of::<T>() as u64) || !super::memory::holds(address, bytes)
-        {
+        let is_aligned = address.is_multiple_of(align_of::<T>() as u64);
+        if !is_aligned || !super::memory::holds(address, bytes) {
             return Err(ILLEGAL_ADDRESS);
         }
-        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the rest.
-        Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut T, length) })
+        Ok(())
     }
 }

@@ -1,0 +1,5 @@
+//! What `cargo xtask` starts: see the library.
+
+fn main() -> std::process::ExitCode {
+    kubernetes_tasks::main()
+}

@@ -1,0 +1,9 @@
+output "role_arns" {
+  description = "Variable AWS_ROLE_ARN of each environment, by the environment's name."
+  value       = { for job, role in local.roles : role.environment => aws_iam_role.job[job].arn }
+}
+
+output "oidc_provider_arn" {
+  description = "The account's provider for GitHub's tokens, for other modules."
+  value       = local.provider_arn
+}

@@ -1,0 +1,142 @@
+//! The GPU stays cool enough during the burn.
+//!
+//! ## Why
+//! Cooling shows its faults under full load. Near its limits a GPU slows down, beyond them it shuts itself off.
+//!
+//! ## How it is judged
+//! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown temperature on, `warn` from
+//! the greatest operating temperature on; of the memory by its own limits likewise. `error` where no temperature was read.
+//! Where nobody names a limit the temperature is told and skipped; `burn_throttling` still sees thermal slowdown. Skipped
+//! where no burn was asked for, and where a burn of less than a second has no sample.
+//!
+//! ## What to do
+//! Check fans, air flow, heat sinks and liquid cooling, and the neighbours. On a cloud machine, replace the instance.
+//!
+//! ## Source
+//! `nvmlTemperatureThresholds_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>.
+
+use crate::burned;
+use crate::check::{Check, Judge};
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+use crate::tally::worst_of;
+
+pub(crate) const CHECK: Check = Check {
+    id: "burn_temperature",
+    stage: Stage::Load,
+    level: Level::Standard,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
+};
+
+/// A hotter or colder sensor is a broken one, as in `temperature`.
+const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
+
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let (run, log) = burned::sensors_of(gpu, facts, profile)?;
+    let samples = burned::samples_under_load(run, log)?;
+    let limits = gpu.temperature.value();
+    let policy = &profile.policy;
+    let gpu_c = samples.iter().filter_map(|it| it.gpu_c).max();
+    let memory_c = samples.iter().filter_map(|it| it.memory_c).max();
+    let Some(gpu_c) = gpu_c else {
+        return Ok(Outcome::error(
+            "the temperature was not read during the burn",
+        ));
+    };
+    worst_of([
+        Ok(hottest(
+            "GPU",
+            gpu_c,
+            [
+                policy.temperature_maximum_c.map(|it| it + 1),
+                limits.and_then(|it| it.slowdown_c),
+            ],
+            limits.and_then(|it| it.gpu_max_c),
+        )),
+        Ok(memory_c.map_or_else(
+            || Outcome::skip("the memory tells no temperature"),
+            |degrees| {
+                hottest(
+                    "memory",
+                    degrees,
+                    [policy.memory_temperature_maximum_c.map(|it| it + 1), None],
+                    limits.and_then(|it| it.memory_max_c),
+                )
+            },
+        )),
+    ])
+}
+
+/// `fails_from` and `warns_from` are the first degrees that are too many.
+fn hottest(
+    what: &str,
+    degrees: i32,
+    fails_from: [Option<i32>; 2],
+    warns_from: Option<i32>,
+) -> Outcome {
+    let text = format!("{what} reached {degrees} °C");
+    if !PLAUSIBLE_C.contains(&degrees) {
+        return Outcome::error(format!(
+            "{text}, which is no temperature that a GPU can have"
+        ));
+    }
+    let remedy = "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
+    let first_failing = fails_from.into_iter().flatten().min();
+    if let Some(limit) = first_failing.filter(|it| degrees >= *it) {
+        return Outcome::fail(text)
+            .expected(format!("below {limit} °C"))
+            .remedy(remedy);
+    }
+    if let Some(limit) = warns_from.filter(|it| degrees >= *it) {
+        return Outcome::warn(text)
+            .expected(format!("below {limit} °C"))
+            .remedy(remedy);
+    }
+    if first_failing.or(warns_from).is_none() {
+        return Outcome::skip(format!("{text}, no limit is known"));
+    }
+    Outcome::pass(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::SensorLog;
+    use crate::findings::Verdict;
+    use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
+
+    const PROFILE: &str = "policy: {temperature_maximum_c: 85, memory_temperature_maximum_c: 95}";
+
+    fn judge(change: impl FnOnce(&mut SensorLog)) -> Verdict {
+        judge_check(&CHECK, &burned_node_with_sensors(change), PROFILE)[2].verdict
+    }
+
+    #[test]
+    fn passes_below_its_limits_and_skips_without_a_burn() {
+        let findings = judge_check(&CHECK, &burned_node(), PROFILE);
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
+        let findings = judge_check(&CHECK, &healthy_node(), PROFILE);
+        assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn one_hot_sample_fails_and_nonsense_errs() {
+        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(86)), Verdict::Fail);
+        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(85)), Verdict::Pass);
+        assert_eq!(
+            judge(|log| log.samples[9].memory_c = Some(96)),
+            Verdict::Fail
+        );
+        assert_eq!(
+            judge(|log| log.samples[9].gpu_c = Some(i32::MAX)),
+            Verdict::Error
+        );
+        assert_eq!(
+            judge(|log| log.samples.iter_mut().for_each(|it| it.gpu_c = None)),
+            Verdict::Error
+        );
+    }
+}

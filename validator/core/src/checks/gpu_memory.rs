@@ -1,0 +1,185 @@
+//! The GPU has all its memory.
+//!
+//! ## Why
+//! A GPU that shows less memory than its siblings (a failed memory stack, a wrong VBIOS, a MIG or vGPU remainder) fails
+//! jobs that fit everywhere else.
+//!
+//! ## How it is judged
+//! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else what the GPU model has.
+//! It must also be what the other GPUs of the same name in this machine have: `fail` below 97 % of the largest with the
+//! same PCI device id and ECC mode, otherwise less is a `warn`, since ECC, board and firmware take a little each. With no
+//! expectation and no other GPU, the
+//! check is skipped, as it is on GPUs that share the host's memory.
+//!
+//! ## What to do
+//! Reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if memory is still missing, replace the GPU.
+//!
+//! ## Source
+//! NVIDIA's data sheets, as the rows of the reference table name them.
+
+use crate::check::{Check, Judge};
+use crate::expect;
+use crate::expect::model_has;
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "gpu_memory",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://docs.nvidia.com/deploy/nvml-api/structnvmlMemory__v2__t.html",
+};
+
+const MIB: u64 = 1024 * 1024;
+/// What the reference table demands of a model's memory too: drivers and firmware keep up to 2.6 % of it.
+const SIBLING_MINIMUM_PERCENT: u64 = 97;
+
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let must_tell = profile.gpus.memory_minimum_mib.is_some() || model_has(gpu, |_| true);
+    let memory = gpu.memory.required_if(must_tell, "memory of its own")?;
+    let total_mib = memory.total_bytes / MIB;
+    let remedy = "reset the GPU or reboot; if memory is still missing, replace the GPU";
+    let minimum = expect::memory_minimum_mib(gpu, profile);
+    if let Some(minimum) = minimum.as_ref().filter(|it| total_mib < it.value) {
+        return Ok(Outcome::fail(format!(
+            "the GPU has {total_mib} MiB of memory, {} asks for at least {} MiB",
+            minimum.source, minimum.value
+        ))
+        .expected(format!("at least {} MiB", minimum.value))
+        .observed(format!("{total_mib} MiB"))
+        .remedy(remedy));
+    }
+    let largest_mib = largest_among(siblings(gpu, facts));
+    if let Some(largest_mib) = largest_mib.filter(|it| total_mib < *it) {
+        let alike = siblings(gpu, facts).filter(|it| is_alike(it, gpu));
+        let is_much_less = largest_among(alike)
+            .is_some_and(|it| total_mib * 100 < it.saturating_mul(SIBLING_MINIMUM_PERCENT));
+        let text = format!(
+            "the GPU has {total_mib} MiB of memory, another of the same model in this machine has {largest_mib} MiB"
+        );
+        let outcome = if is_much_less {
+            Outcome::fail(text)
+        } else {
+            Outcome::warn(text)
+        };
+        return Ok(outcome
+            .expected(format!("{largest_mib} MiB"))
+            .observed(format!("{total_mib} MiB"))
+            .remedy(remedy));
+    }
+    if minimum.is_none() && largest_mib.is_none() {
+        return Ok(Outcome::skip(format!(
+            "the GPU has {total_mib} MiB of memory; neither profile, reference table nor another GPU says how much it should be"
+        )));
+    }
+    Ok(Outcome::pass(format!(
+        "the GPU has {total_mib} MiB of memory"
+    )))
+}
+
+/// The other GPUs of this name.
+fn siblings<'a>(gpu: &'a GpuFacts, facts: &'a Facts) -> impl Iterator<Item = &'a GpuFacts> {
+    facts.gpus.iter().filter(|it| {
+        it.uuid != gpu.uuid && it.name.value().is_some() && it.name.value() == gpu.name.value()
+    })
+}
+
+/// The same product may be built on several chips, and ECC takes memory on some.
+fn is_alike(one: &GpuFacts, other: &GpuFacts) -> bool {
+    let ecc = |it: &GpuFacts| it.ecc_mode.value().map(|mode| mode.current);
+    one.pci_device_id.value() == other.pci_device_id.value() && ecc(one) == ecc(other)
+}
+
+/// The most memory of a GPU, in MiB; `None` when there is none.
+fn largest_among<'a>(gpus: impl Iterator<Item = &'a GpuFacts>) -> Option<u64> {
+    gpus.filter_map(|it| Some(it.memory.value()?.total_bytes / MIB))
+        .max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{EccMode, GpuFacts, MemoryUse, Reading};
+    use crate::findings::Verdict;
+    use crate::test_machine::{
+        MIB, healthy_t4, judge_gpu, judge_healthy, judge_only_gpu, make_model_unknown,
+    };
+
+    fn set_total_mib(gpu: &mut GpuFacts, total_mib: u64) {
+        gpu.memory = Reading::Value(MemoryUse {
+            total_bytes: total_mib * MIB,
+            ..MemoryUse::default()
+        });
+    }
+
+    #[test]
+    fn passes_with_all_memory() {
+        assert!(
+            judge_healthy(&CHECK)
+                .iter()
+                .all(|it| it.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn fails_one_mebibyte_below_the_profile() {
+        let profile = "gpus: {memory_minimum_mib: 143771}";
+        assert_eq!(
+            judge_gpu(&CHECK, profile, |_| {}).verdict,
+            Verdict::Pass,
+            "exactly the minimum is enough"
+        );
+        let finding = judge_gpu(&CHECK, profile, |gpu| set_total_mib(gpu, 143_770));
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert_eq!(
+            finding.summary,
+            "the GPU has 143770 MiB of memory, the profile asks for at least 143771 MiB"
+        );
+    }
+
+    #[test]
+    fn fails_below_97_percent_of_its_siblings_and_warns_above() {
+        let profile = "gpus: {memory_minimum_mib: 1}";
+        let finding = |total_mib| judge_gpu(&CHECK, profile, |gpu| set_total_mib(gpu, total_mib));
+        // 97 % of 143,771 MiB are 139,457.87.
+        let fail = finding(139_457);
+        assert_eq!(fail.verdict, Verdict::Fail);
+        assert!(fail.summary.contains("143771"), "{}", fail.summary);
+        assert_eq!(finding(139_458).verdict, Verdict::Warn);
+        assert_eq!(finding(143_770).verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn only_warns_beside_siblings_of_another_chip_or_ecc_mode() {
+        let profile = "gpus: {memory_minimum_mib: 1}";
+        let changes: [fn(&mut GpuFacts); 2] = [
+            |gpu| gpu.pci_device_id = Reading::Value(0x2321),
+            |gpu| gpu.ecc_mode = Reading::Value(EccMode::default()),
+        ];
+        for change in changes {
+            let finding = judge_gpu(&CHECK, profile, |gpu| {
+                set_total_mib(gpu, 70_000);
+                change(gpu);
+            });
+            assert_eq!(finding.verdict, Verdict::Warn);
+        }
+    }
+
+    #[test]
+    fn skips_where_nobody_says_how_much() {
+        let mut gpu = healthy_t4();
+        make_model_unknown(&mut gpu);
+        assert_eq!(judge_only_gpu(&CHECK, "{}", gpu).verdict, Verdict::Skip);
+    }
+
+    #[test]
+    fn errs_when_it_was_not_read() {
+        let finding = judge_gpu(&CHECK, "{}", |gpu| {
+            gpu.memory = Reading::NotRead("unknown error".to_owned());
+        });
+        assert_eq!(finding.verdict, Verdict::Error);
+    }
+}

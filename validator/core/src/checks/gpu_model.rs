@@ -1,0 +1,152 @@
+//! The GPU is of the expected model.
+//!
+//! ## Why
+//! A node with another GPU than its pool promises runs jobs slower, or not at all. A GPU that names itself wrongly has
+//! a wrong or damaged VBIOS.
+//!
+//! ## How it is judged
+//! The product name that NVML gives must be the one that the profile names (`gpus.model`: the product name, or the name
+//! of a model of the reference table), else the one that the EC2 instance type has. With neither, `gpus_uniform` judges
+//! whether the GPUs of the machine are alike. A GPU of a known model must have that model's compute capability. A model
+//! that is not in the reference table is a `warn`: its ECC, NVLink, memory and power are judged without knowing what
+//! they should be.
+//!
+//! ## What to do
+//! Check that the machine is of the type that its pool asks for, or correct the profile.
+//!
+//! ## Source
+//! NVIDIA's product names and compute capabilities, <https://developer.nvidia.com/cuda-gpus>.
+
+use crate::check::{Check, Judge};
+use crate::expect;
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Judgement, Outcome};
+use crate::level::{Level, Stage};
+use crate::profile::Profile;
+
+pub(crate) const CHECK: Check = Check {
+    id: "gpu_model",
+    stage: Stage::Gpu,
+    level: Level::Quick,
+    judge: Judge::EachGpu(judge),
+    documentation_url: "https://developer.nvidia.com/cuda-gpus",
+};
+
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let name = gpu.name.required("product name")?;
+    let model = expect::gpu_model(gpu);
+    let expected = expect::gpu_model_name(facts, profile);
+    if let Some(expected) = &expected
+        && !expect::is_model(gpu, &expected.value)
+    {
+        return Ok(Outcome::fail(format!(
+            "the GPU is a {name}, {} asks for {}",
+            expected.source, expected.value
+        ))
+        .expected(&expected.value)
+        .observed(name)
+        .remedy("check that the machine is of the type that its pool asks for"));
+    }
+    let Some(model) = model else {
+        return Ok(Outcome::warn(format!(
+            "the GPU is a {name}, which the reference table does not know"
+        ))
+        .remedy("state in the profile what this GPU must have, or use a newer gpu-validator"));
+    };
+    let capability = *gpu.compute_capability.required("compute capability")?;
+    if capability != model.compute_capability {
+        return Ok(Outcome::fail(format!(
+            "the GPU calls itself {name} but has compute capability {capability}, a {} has {}",
+            model.name, model.compute_capability
+        ))
+        .expected(model.compute_capability)
+        .observed(capability)
+        .remedy("have the GPU's VBIOS inspected"));
+    }
+    Ok(Outcome::pass(format!("the GPU is a {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CHECK;
+    use crate::facts::{ComputeCapability, Reading};
+    use crate::findings::Verdict;
+    use crate::test_machine::{
+        healthy_node, healthy_t4, judge_check, judge_gpu, judge_healthy, judge_only_gpu,
+        make_model_unknown,
+    };
+
+    #[test]
+    fn passes_on_the_model_of_the_machine() {
+        assert!(
+            judge_healthy(&CHECK)
+                .iter()
+                .all(|it| it.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn passes_whether_the_profile_names_product_or_model() {
+        for name in ["NVIDIA H200", "H200 SXM"] {
+            let finding = judge_gpu(&CHECK, &format!("gpus: {{model: {name}}}"), |_| {});
+            assert_eq!(finding.verdict, Verdict::Pass, "{name}");
+        }
+    }
+
+    #[test]
+    fn fails_on_another_model_than_the_profile_names() {
+        let finding = judge_gpu(&CHECK, "gpus: {model: NVIDIA B200}", |_| {});
+        assert_eq!(finding.verdict, Verdict::Fail);
+        assert_eq!(
+            finding.summary,
+            "the GPU is a NVIDIA H200, the profile asks for NVIDIA B200"
+        );
+    }
+
+    #[test]
+    fn a_name_that_only_begins_alike_is_another_model() {
+        let finding = judge_gpu(&CHECK, "gpus: {model: NVIDIA H200}", |gpu| {
+            gpu.name = Reading::Value("NVIDIA H200 NVL".to_owned());
+        });
+        assert_eq!(finding.verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn fails_on_a_compute_capability_that_the_model_does_not_have() {
+        let finding = judge_only_gpu(&CHECK, "{}", {
+            let mut gpu = healthy_t4();
+            gpu.compute_capability = Reading::Value(ComputeCapability { major: 8, minor: 0 });
+            gpu
+        });
+        assert_eq!(finding.verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn warns_of_a_model_that_nobody_knows() {
+        let finding = judge_only_gpu(&CHECK, "{}", {
+            let mut gpu = healthy_t4();
+            make_model_unknown(&mut gpu);
+            gpu
+        });
+        assert_eq!(finding.verdict, Verdict::Warn);
+    }
+
+    #[test]
+    fn another_model_beside_it_is_judged_by_gpus_uniform() {
+        let mut facts = healthy_node();
+        facts.host.ec2 = Reading::NotSupported;
+        facts.gpus.truncate(2);
+        facts.gpus[1] = healthy_t4();
+        let findings = judge_check(&CHECK, &facts, "{}");
+        assert_eq!(findings[0].verdict, Verdict::Pass);
+        assert_eq!(findings[1].verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn errs_when_the_name_was_not_read() {
+        let finding = judge_gpu(&CHECK, "gpus: {model: NVIDIA H200}", |gpu| {
+            gpu.name = Reading::NotRead("unknown error".to_owned());
+        });
+        assert_eq!(finding.verdict, Verdict::Error);
+    }
+}

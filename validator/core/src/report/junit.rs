@@ -1,0 +1,403 @@
+//! The JUnit report: one suite for the host and one for each GPU.
+//!
+//! Written by the crate junit-report; what it leaves out and readers count by (`skipped` on suites, totals on the root)
+//! is added in a second pass over its XML. A warning is a test case that passes and says so in its `system-out`.
+
+use junit_report::{Duration, OffsetDateTime, Report, TestCase, TestResult, TestSuite};
+use quick_xml::events::{BytesStart, Event};
+
+use super::burn_rows::burn_rows;
+use super::coverage::Coverage;
+use super::faults::documentation_url;
+use super::node_summary::Machine;
+use super::text::{cause_in_words, one_line, xml};
+use super::verdict;
+use crate::diagnosis::{diagnose, recommended_action_of};
+use crate::findings::{Counts, Finding, GpuSubject, Run, Subject, Verdict};
+
+/// The JUnit report, UTF-8.
+pub fn junit(run: &Run) -> String {
+    let suites = suites(run);
+    let counts: Vec<Counts> = suites
+        .iter()
+        .map(|suite| Counts::of(suite.findings.iter().copied()))
+        .collect();
+    let properties: Vec<Vec<(String, String)>> =
+        suites.iter().map(|it| properties_of(it, run)).collect();
+    let mut report = Report::new();
+    report.add_testsuites(suites.iter().map(|it| it.written(run)));
+    let mut written = Vec::new();
+    // Writing to memory fails only out of it; a report cut short would not be well-formed, so nothing is returned then.
+    if report.write_xml(&mut written).is_err() {
+        return String::new();
+    }
+    add_counts(&written, run, &counts, &properties).unwrap_or_default()
+}
+
+/// The findings about one subject.
+struct Suite<'a> {
+    subject: &'a Subject,
+    findings: Vec<&'a Finding>,
+}
+
+/// The host's suite is always there, also without findings: it tells the machine's facts.
+fn suites(run: &Run) -> Vec<Suite<'_>> {
+    let mut suites = vec![Suite {
+        subject: &Subject::Host,
+        findings: Vec::new(),
+    }];
+    for finding in &run.findings {
+        match suites.iter_mut().find(|it| *it.subject == finding.subject) {
+            Some(suite) => suite.findings.push(finding),
+            None => suites.push(Suite {
+                subject: &finding.subject,
+                findings: vec![finding],
+            }),
+        }
+    }
+    suites
+}
+
+impl Suite<'_> {
+    fn written(&self, run: &Run) -> TestSuite {
+        let hostname = run.facts.host.hostname.value().map(String::as_str);
+        let mut suite = TestSuite::new(&attribute(&suite_name(self.subject, run)));
+        "gpu-validator".clone_into(&mut suite.package);
+        suite.hostname = attribute(hostname.unwrap_or("unknown"));
+        suite.timestamp = timestamp(&run.facts.collected_at);
+        let mut names: Vec<&str> = Vec::new();
+        for finding in &self.findings {
+            // GPUs that tell neither UUID nor PCI address share a suite; readers want distinct names.
+            let before = names.iter().filter(|it| **it == finding.check).count();
+            names.push(&finding.check);
+            let name = match before {
+                0 => finding.check.clone(),
+                before => format!("{} #{}", finding.check, before + 1),
+            };
+            suite.add_testcase(test_case(finding, &name, run));
+        }
+        if *self.subject == Subject::Host {
+            suite.set_system_out(&xml(&machine_text(run)));
+        }
+        suite
+    }
+}
+
+/// `host`, or `NVIDIA H200 GPU-… 0000:3b:00.0`, behind what the run is not.
+fn suite_name(subject: &Subject, run: &Run) -> String {
+    let simulated = run.facts.simulated.as_ref().map(|_| "SIMULATED".to_owned());
+    let incomplete = run.incomplete.as_ref().map(|_| "INCOMPLETE".to_owned());
+    let subject = match subject {
+        Subject::Host => "host".to_owned(),
+        Subject::Gpu(gpu) => gpu_suite_name(gpu),
+    };
+    let parts = [simulated, incomplete, Some(subject)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+fn gpu_suite_name(gpu: &GpuSubject) -> String {
+    let parts = [&gpu.name, &gpu.uuid, &gpu.pci_address];
+    let known: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
+    if known.is_empty() {
+        return "GPU without a name".to_owned();
+    }
+    known.join(" ")
+}
+
+fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
+    let text = xml(&details(finding));
+    let message = attribute(&message(finding));
+    let type_ = if finding.busy {
+        "busy".to_owned()
+    } else {
+        finding.verdict.to_string()
+    };
+    let mut case = TestCase::success(&attribute(name), seconds(finding.time_s));
+    let body = Some(text.clone());
+    case.result = match finding.verdict {
+        Verdict::Pass | Verdict::Warn => TestResult::Success,
+        Verdict::Fail => TestResult::Failure {
+            type_,
+            message,
+            cause: body,
+        },
+        Verdict::Error => TestResult::Error {
+            type_,
+            message,
+            cause: body,
+        },
+        Verdict::Skip => TestResult::SkippedWithCause {
+            type_,
+            message,
+            cause: body,
+        },
+    };
+    if case.is_success() {
+        let warning = finding.verdict == Verdict::Warn;
+        let prefix = if warning { "warning: " } else { "" };
+        case.set_system_out(&format!("{prefix}{text}"));
+    }
+    case.set_classname(&attribute(&class_name(&finding.subject)));
+    case.set_filepath(&attribute(&file(finding, run)));
+    case
+}
+
+/// Readers print attributes as they are: a line break in one could begin a command to the service that shows the log.
+fn attribute(text: &str) -> String {
+    xml(&one_line(text))
+}
+
+/// What is wrong, and on which GPU: readers that annotate show no more than this.
+fn message(finding: &Finding) -> String {
+    match &finding.subject {
+        Subject::Gpu(gpu) if matches!(finding.verdict, Verdict::Fail | Verdict::Error) => {
+            format!("{gpu}: {}", finding.summary)
+        }
+        _ => finding.summary.clone(),
+    }
+}
+
+/// Unique for each GPU: readers that compare runs take class and name for the test's identity.
+fn class_name(subject: &Subject) -> String {
+    match subject {
+        Subject::Host => "gpu-validator.host".to_owned(),
+        Subject::Gpu(
+            GpuSubject {
+                uuid: Some(name), ..
+            }
+            | GpuSubject {
+                pci_address: Some(name),
+                ..
+            },
+        ) => format!("gpu-validator.gpu.{name}"),
+        Subject::Gpu(_) => "gpu-validator.gpu.unnamed".to_owned(),
+    }
+}
+
+/// The profile, or the check's own source file, which holds what is expected where no profile says it. Without a file,
+/// readers guess one from the class name.
+fn file(finding: &Finding, run: &Run) -> String {
+    if run.profile == Run::BUILT_IN_PROFILE {
+        format!("validator/core/src/checks/{}.rs", finding.check)
+    } else {
+        run.profile.clone()
+    }
+}
+
+/// Everything that the finding says, one fact a line.
+fn details(finding: &Finding) -> String {
+    let subject = match &finding.subject {
+        Subject::Gpu(gpu) if finding.verdict != Verdict::Pass => Some(gpu.to_string()),
+        _ => None,
+    };
+    let parts = [
+        ("", Some(finding.summary.as_str())),
+        ("on: ", subject.as_deref()),
+        ("expected: ", finding.expected.as_deref()),
+        ("observed: ", finding.observed.as_deref()),
+        ("override: ", finding.overridden.as_deref()),
+        ("remedy: ", finding.remedy.as_deref()),
+        (
+            "documentation: ",
+            documentation_url(&finding.check)
+                .filter(|_| !matches!(finding.verdict, Verdict::Pass | Verdict::Skip)),
+        ),
+    ];
+    let lines: Vec<String> = parts
+        .iter()
+        .filter_map(|(what, value)| value.map(|value| format!("{what}{}", one_line(value))))
+        .collect();
+    lines.join("\n")
+}
+
+/// What the machine is, the coverage and the verdict.
+fn machine_text(run: &Run) -> String {
+    let mut lines = verdict::banners(run);
+    for (what, value) in Machine::of(&run.facts).lines() {
+        lines.push(format!("{what}: {value}"));
+    }
+    let profile = one_line(&run.profile);
+    lines.push(format!("profile: {profile}, level {}", run.level));
+    for gpu in &run.facts.gpus {
+        let name = gpu_suite_name(&GpuSubject::of(gpu));
+        lines.push(format!("GPU: {}", one_line(&name)));
+    }
+    let coverage = Coverage::of(run);
+    lines.push(format!("coverage: {}", coverage.sentence()));
+    for group in &coverage.not_judged {
+        lines.push(format!(
+            "{}: {}: {}",
+            group.verdict,
+            one_line(&group.reason),
+            group.names(run)
+        ));
+    }
+    lines.push(format!(
+        "verdict: {}: {}",
+        verdict::word(run.exit_status()),
+        verdict::sentence(run)
+    ));
+    lines.join("\n")
+}
+
+/// Whole microseconds; what is not a duration counts as none.
+fn seconds(seconds: f64) -> Duration {
+    const LONGEST_S: f64 = 1e9;
+    if !seconds.is_finite() {
+        return Duration::ZERO;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "clamped just before")]
+    let microseconds = (seconds.clamp(0.0, LONGEST_S) * 1e6).round() as i64;
+    Duration::microseconds(microseconds)
+}
+
+fn timestamp(rfc3339: &str) -> OffsetDateTime {
+    let seconds = rfc3339
+        .parse::<jiff::Timestamp>()
+        .map_or(0, jiff::Timestamp::as_second);
+    OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
+/// Copies the XML, one element a line, with the counts that junit-report does not write.
+fn add_counts(
+    written: &[u8],
+    run: &Run,
+    suites: &[Counts],
+    properties: &[Vec<(String, String)>],
+) -> Option<String> {
+    let mut reader = quick_xml::Reader::from_reader(written);
+    let mut writer = quick_xml::Writer::new_with_indent(Vec::new(), b' ', 1);
+    let mut suites = suites.iter();
+    let mut properties = properties.iter();
+    loop {
+        let event = match reader.read_event().ok()? {
+            Event::Eof => break,
+            Event::Start(tag) => Event::Start(with_counts(tag, run, &mut suites)),
+            Event::Empty(tag) => Event::Empty(with_counts(tag, run, &mut suites)),
+            other => other,
+        };
+        let begins_suite =
+            matches!(&event, Event::Start(tag) if tag.name().as_ref() == b"testsuite");
+        let is_empty_suite =
+            matches!(&event, Event::Empty(tag) if tag.name().as_ref() == b"testsuite");
+        writer.write_event(event).ok()?;
+        if begins_suite || is_empty_suite {
+            let properties = properties
+                .next()
+                .filter(|it| begins_suite && !it.is_empty());
+            write_properties(&mut writer, properties.map_or(&[], Vec::as_slice))?;
+        }
+    }
+    let mut text = String::from_utf8(writer.into_inner()).ok()?;
+    text.push('\n');
+    Some(text)
+}
+
+/// Readers want the properties before the test cases.
+fn write_properties(
+    writer: &mut quick_xml::Writer<Vec<u8>>,
+    properties: &[(String, String)],
+) -> Option<()> {
+    if properties.is_empty() {
+        return Some(());
+    }
+    let element = writer.create_element("properties");
+    let written = element.write_inner_content(|writer| {
+        for (name, value) in properties {
+            writer
+                .create_element("property")
+                .with_attribute(("name", name.as_str()))
+                .with_attribute(("value", value.as_str()))
+                .write_empty()?;
+        }
+        Ok(())
+    });
+    written.ok().map(|_| ())
+}
+
+/// The actions that the diagnosis recommends, then what the burn showed.
+fn properties_of(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
+    let mut properties = action_properties(suite.subject, run);
+    properties.extend(burn_properties(suite, run));
+    properties
+}
+
+/// On the host's suite the action of the run and the root causes; on a GPU's suite the action of its first root cause.
+fn action_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
+    let name = "recommended_action".to_owned();
+    let causes = diagnose(run);
+    match subject {
+        Subject::Host => {
+            let action = recommended_action_of(run).map(|it| (name, it.name().to_owned()));
+            let causes = causes.iter().enumerate().map(|(index, cause)| {
+                let text = format!("{}: {}", cause.recommended_action, cause_in_words(cause));
+                (format!("diagnosis.{}", index + 1), attribute(&text))
+            });
+            action.into_iter().chain(causes).collect()
+        }
+        Subject::Gpu(gpu) => causes
+            .iter()
+            .find(|it| {
+                it.gpus
+                    .iter()
+                    .any(|of| of.uuid == gpu.uuid && of.pci_address == gpu.pci_address)
+            })
+            .map(|it| (name, it.recommended_action.name().to_owned()))
+            .into_iter()
+            .collect(),
+    }
+}
+
+/// What the burn showed of the suite's GPU: `burn.bf16.tflops`.
+fn burn_properties(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
+    let Subject::Gpu(subject) = suite.subject else {
+        return Vec::new();
+    };
+    let rows = burn_rows(&run.facts).into_iter();
+    rows.filter(|row| Some(&row.gpu_uuid) == subject.uuid.as_ref())
+        .flat_map(|row| {
+            let name = |what: &str| format!("burn.{}.{what}", row.precision);
+            let number = |value: f64| format!("{value:.1}");
+            let values = [
+                ("tflops", row.tflops.map(number)),
+                ("reference_percent", row.reference_percent.map(number)),
+                ("products_verified", Some(row.products_verified.to_string())),
+                ("mismatches", Some(row.mismatches.to_string())),
+                ("power_w", row.power_w.map(number)),
+                ("temperature_c", row.temperature_c.map(|it| it.to_string())),
+            ];
+            values.map(|(what, value)| Some((name(what), attribute(&value?))))
+        })
+        .flatten()
+        .collect()
+}
+
+fn with_counts<'a>(
+    mut tag: BytesStart<'a>,
+    run: &Run,
+    suites: &mut std::slice::Iter<'_, Counts>,
+) -> BytesStart<'a> {
+    match tag.name().as_ref() {
+        b"testsuite" => {
+            let skipped = suites.next().map_or(0, |it| it.skip);
+            tag.push_attribute(("skipped", skipped.to_string().as_str()));
+        }
+        b"testsuites" => {
+            let counts = run.counts();
+            let time: Duration = run.findings.iter().map(|it| seconds(it.time_s)).sum();
+            let attributes = [
+                ("name", "gpu-validator".to_owned()),
+                ("tests", counts.total().to_string()),
+                ("failures", counts.fail.to_string()),
+                ("errors", counts.error.to_string()),
+                ("skipped", counts.skip.to_string()),
+                ("time", time.as_seconds_f64().to_string()),
+            ];
+            for (name, value) in &attributes {
+                tag.push_attribute((*name, value.as_str()));
+            }
+        }
+        _ => {}
+    }
+    tag
+}

@@ -1,0 +1,40 @@
+//! Reports: pure functions of a [`Run`](crate::findings::Run), one module a format.
+//!
+//! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
+//! reports of one run can disagree.
+
+mod burn_rows;
+mod coverage;
+mod faults;
+mod fleet;
+mod github;
+#[cfg(test)]
+mod golden;
+mod html;
+mod html_burn;
+mod human;
+mod json;
+mod junit;
+mod markdown;
+mod measurements;
+mod metrics;
+mod node_summary;
+#[cfg(test)]
+mod sample;
+mod text;
+mod verdict;
+
+pub use burn_rows::BurnRow;
+pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+pub use github::github_annotations;
+pub use github::workflow_command;
+pub use html::html;
+pub use human::{HumanStyle, human};
+pub use json::{REPORT_FORMAT, Report, json};
+pub use junit::junit;
+pub use markdown::markdown;
+pub use metrics::metrics;
+pub use node_summary::MachineGpu;
+pub use text::{markdown as markdown_text, one_line, printable, visible_json};
+pub use verdict::sentence as verdict_sentence;
+pub use verdict::word as verdict_word;

@@ -1,0 +1,157 @@
+//! The verdict of a run in words, and what every report must say above it.
+
+use super::text::{counted, one_line};
+use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
+use crate::level::Level;
+
+/// The verdict in one word or two, the same in every report.
+pub fn word(status: ExitStatus) -> &'static str {
+    match status {
+        ExitStatus::Passed => "PASS",
+        ExitStatus::Failed => "FAIL",
+        ExitStatus::NotJudged => "NOT JUDGED",
+        ExitStatus::BadInput => "BAD INPUT",
+        ExitStatus::Busy => "BUSY",
+    }
+}
+
+/// The verdict as a machine reads it: `pass`, `fail`, `not_judged`, `busy`.
+pub(crate) fn key(status: ExitStatus) -> &'static str {
+    match status {
+        ExitStatus::Passed => "pass",
+        ExitStatus::Failed => "fail",
+        ExitStatus::NotJudged => "not_judged",
+        ExitStatus::BadInput => "bad_input",
+        ExitStatus::Busy => "busy",
+    }
+}
+
+/// What the verdict means, as the end of a sentence that `word` begins.
+pub fn sentence(run: &Run) -> String {
+    let counts = run.counts();
+    let named = |verdict| named_checks(&run.findings, verdict);
+    if run.level == Level::Image {
+        return sentence_of_an_image(run);
+    }
+    match run.exit_status() {
+        ExitStatus::Passed => {
+            let warnings = match counts.warn {
+                0 => String::new(),
+                warn => format!(", {}", counted(warn, "warning")),
+            };
+            let gpus = judged_gpus(run);
+            format!(
+                "this node may take work: {} judged, none failed{warnings}",
+                counted(gpus, "GPU")
+            )
+        }
+        ExitStatus::Failed => format!("this node must not take work: {}", named(Verdict::Fail)),
+        ExitStatus::NotJudged if judged_gpus(run) == 0 => {
+            "nothing failed, but no GPU was judged; this node is not cleared for work".to_owned()
+        }
+        ExitStatus::NotJudged if counts.error == 0 => {
+            "nothing failed, but the run is not complete; this node is not cleared for work"
+                .to_owned()
+        }
+        ExitStatus::NotJudged => format!(
+            "nothing failed, but not everything could be judged; this node is not cleared for work: {}",
+            named(Verdict::Error)
+        ),
+        ExitStatus::Busy => format!(
+            "nothing failed, but GPUs that others are using could not be judged under load: {}",
+            named(Verdict::Error)
+        ),
+        ExitStatus::BadInput => "the input could not be used".to_owned(),
+    }
+}
+
+/// An image is published, and takes no work itself.
+fn sentence_of_an_image(run: &Run) -> String {
+    let counts = run.counts();
+    let named = |verdict| named_checks(&run.findings, verdict);
+    match run.exit_status() {
+        ExitStatus::Passed => format!(
+            "this image may be published: {} judged, none failed{}",
+            counted(counts.judged(), "test case"),
+            match counts.warn {
+                0 => String::new(),
+                warn => format!(", {}", counted(warn, "warning")),
+            }
+        ),
+        ExitStatus::Failed => {
+            format!("this image must not be published: {}", named(Verdict::Fail))
+        }
+        _ if counts.error > 0 => format!(
+            "nothing failed, but not everything could be judged; this image is not cleared: {}",
+            named(Verdict::Error)
+        ),
+        _ => format!(
+            "nothing failed, but {}; this image is not cleared",
+            if run.incomplete.is_some() {
+                "the run is not complete"
+            } else {
+                "its driver was not judged"
+            }
+        ),
+    }
+}
+
+/// What makes this run less than a run of a real machine from end to end; shown first in every report.
+pub(crate) fn banners(run: &Run) -> Vec<String> {
+    let simulated = run.facts.simulated.as_ref().map(|scenario| {
+        format!(
+            "SIMULATED: the driver libraries are simulated ({}); this says nothing about a real machine",
+            one_line(scenario)
+        )
+    });
+    let incomplete = run.incomplete.as_ref().map(|reason| {
+        format!(
+            "INCOMPLETE: {}; what is missing below was not looked at",
+            one_line(reason)
+        )
+    });
+    let anonymized = run
+        .facts
+        .anonymized
+        .then(|| "anonymized: serial numbers, UUIDs and host names were replaced".to_owned());
+    [simulated, incomplete, anonymized]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn judged_gpus(run: &Run) -> usize {
+    let mut gpus: Vec<&Subject> = run
+        .findings
+        .iter()
+        .filter(|it| it.verdict.judged() && it.subject != Subject::Host)
+        .map(|it| &it.subject)
+        .collect();
+    gpus.dedup();
+    gpus.len()
+}
+
+/// `persistence_mode (3 GPUs), fabric_manager`; no more than six names.
+fn named_checks(findings: &[Finding], verdict: Verdict) -> String {
+    const NAMED: usize = 6;
+    let mut names: Vec<(&str, usize)> = Vec::new();
+    for finding in findings.iter().filter(|it| it.verdict == verdict) {
+        let on_gpu = usize::from(finding.subject != Subject::Host);
+        match names.iter_mut().find(|(name, _)| *name == finding.check) {
+            Some((_, gpus)) => *gpus += on_gpu,
+            None => names.push((&finding.check, on_gpu)),
+        }
+    }
+    let mut words: Vec<String> = names
+        .iter()
+        .take(NAMED)
+        .map(|(name, gpus)| match gpus {
+            0 => one_line(name),
+            gpus => format!("{} ({})", one_line(name), counted(*gpus, "GPU")),
+        })
+        .collect();
+    if names.len() > NAMED {
+        words.push(format!("{} more", names.len() - NAMED));
+    }
+    words.join(", ")
+}

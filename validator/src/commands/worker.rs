@@ -1,0 +1,109 @@
+//! `gpu-validator worker …` as the command line sees it.
+
+use std::process::ExitCode;
+
+use crate::probe::NvmlWorker;
+use crate::probe::Part;
+use crate::worker::device_isolation::Attempt;
+use crate::worker::nodes::{Nodes, with_nodes};
+
+/// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by the validator itself.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Reads NVML
+    Nvml {
+        /// What is asked for
+        #[arg(long, value_enum, default_value_t)]
+        part: Part,
+        /// A call that is left out because it hung or crashed before, and what it did
+        #[arg(long, value_name = "FUNCTION@GPU=REASON")]
+        skip: Vec<String>,
+        /// NVML's number of a GPU that was read while nothing worked it, and may be at work by now
+        #[arg(long, value_name = "INDEX")]
+        at_rest: Vec<u32>,
+        /// NVML's number of a GPU about which everything is known
+        #[arg(long, value_name = "INDEX")]
+        finished: Vec<u32>,
+    },
+    /// Reads the CUDA driver library
+    Cuda {
+        #[command(flatten)]
+        nodes: Nodes,
+    },
+    /// Runs the check kernel on one GPU
+    CudaKernel {
+        /// UUID of the GPU, or of a MIG device
+        #[arg(long)]
+        gpu: String,
+        #[command(flatten)]
+        nodes: Nodes,
+    },
+    /// Burns one GPU
+    Burn {
+        /// What to do, as JSON
+        #[arg(long)]
+        task: String,
+        #[command(flatten)]
+        nodes: Nodes,
+    },
+    /// Runs a workload on one or several GPUs
+    Workload {
+        /// The request, as JSON
+        #[arg(long)]
+        assignment: String,
+        #[command(flatten)]
+        nodes: Nodes,
+    },
+    /// Reads NVML's sensors again and again until SIGTERM
+    Sensors {
+        /// UUIDs of the GPUs
+        #[arg(long)]
+        gpu: Vec<String>,
+    },
+}
+
+/// Does what `command` says, in this process, and returns its exit status.
+pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
+    crate::worker::die_with_parent();
+    match command.clone() {
+        WorkerCommand::Nvml {
+            part,
+            skip,
+            at_rest,
+            finished,
+        } => {
+            NvmlWorker {
+                part,
+                skipped: skip,
+                at_rest,
+                finished,
+            }
+            .run();
+        }
+        WorkerCommand::Cuda { nodes } => {
+            return with_nodes(&nodes, |_| {
+                crate::probe::run_cuda_worker();
+                Attempt::Completed
+            });
+        }
+        WorkerCommand::CudaKernel { gpu, nodes } => {
+            return with_nodes(&nodes, move |is_alone| {
+                crate::workload::check::run_worker(&gpu, is_alone)
+            });
+        }
+        WorkerCommand::Burn { task, nodes } => {
+            let failed = nodes.alone_failed.clone();
+            return with_nodes(&nodes, move |is_alone| {
+                crate::workload::gemm::worker::run_worker(&task, is_alone, failed)
+            });
+        }
+        WorkerCommand::Workload { assignment, nodes } => {
+            let failed = nodes.alone_failed.clone();
+            return with_nodes(&nodes, move |is_alone| {
+                crate::workload::worker::run_worker(&assignment, is_alone, failed)
+            });
+        }
+        WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,462 @@
+//! What a burn asks of the driver beyond the check kernel: memory by address, kernels by name, events, tensor maps.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+use super::{Context, CudaFailure, CudaResult, Device, Module};
+
+// Source: cuda.h, CUdevice_attribute and CUfunction_attribute.
+const ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
+const FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
+// Source: cuda.h, CUevent_flags: waiting sleeps instead of spinning.
+const EVENT_BLOCKING_SYNC: c_uint = 1;
+// Source: cuda.h, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, …OOBfill.
+const TENSOR_MAP_UINT8: c_int = 0;
+const TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
+const TENSOR_MAP_SWIZZLE_128B: c_int = 3;
+const TENSOR_MAP_L2_PROMOTION_256B: c_int = 3;
+const TENSOR_MAP_FILL_NONE: c_int = 0;
+
+/// More than any embedded kernel has.
+const ARGUMENTS_MAXIMUM: usize = 16;
+
+/// A `CUtensorMap`, which the driver wants aligned to 64 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap([u64; 16]);
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Argument {
+    /// A device address, or 0.
+    Pointer(u64),
+    U32(u32),
+    U64(u64),
+    TensorMap(TensorMap),
+}
+
+/// Room for an argument of any kind, so that the driver never reads beyond it whatever the kernel declares.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Slot([u64; 16]);
+
+impl From<Argument> for Slot {
+    fn from(argument: Argument) -> Self {
+        let mut slot = [0; 16];
+        match argument {
+            Argument::Pointer(value) | Argument::U64(value) => slot[0] = value,
+            Argument::U32(value) => slot[0] = u64::from(value).to_le(),
+            Argument::TensorMap(map) => slot = map.0,
+        }
+        Self(slot)
+    }
+}
+
+/// Blocks, threads of a block, and dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchShape {
+    pub(crate) grid: (u32, u32),
+    pub(crate) block: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+impl Device<'_> {
+    /// Dynamic shared memory that a block may have when its kernel asks for it, in bytes.
+    pub(crate) fn shared_memory_per_block_optin(&self) -> CudaResult<u32> {
+        self.attribute(ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    }
+}
+
+impl<'a> Context<'a> {
+    /// Loads a cubin, or PTX that ends in NUL.
+    pub(crate) fn load_image(&self, image: &[u8]) -> CudaResult<Module<'_, 'a>> {
+        // A cubin tells its own length; text is told from it by its end.
+        if image.starts_with(b"\x7fELF") {
+            // SAFETY: the image is a whole cubin, embedded at build time.
+            return unsafe { self.load_data(image.as_ptr().cast()) };
+        }
+        let text = CStr::from_bytes_with_nul(image).map_err(|_| CudaFailure::Status {
+            call: "cuModuleLoadData",
+            code: 200,
+            name: "CUDA_ERROR_INVALID_IMAGE".to_owned(),
+        })?;
+        self.load_module(text)
+    }
+
+    /// Free and total memory of the device, in bytes.
+    pub(crate) fn memory_bytes(&self) -> CudaResult<(u64, u64)> {
+        type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`.
+        let function = unsafe { self.cuda.function::<GetInfo>(&["cuMemGetInfo_v2"]) }?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both pointers are to live size_t.
+        let code = unsafe { function(&raw mut free, &raw mut total) };
+        self.cuda.checked("cuMemGetInfo_v2", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Memory of the device; what it holds is undefined.
+    pub(crate) fn allocate(&self, bytes: u64) -> CudaResult<DeviceMemory<'_, 'a>> {
+        type Allocate = unsafe extern "C" fn(*mut u64, usize) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuMemAlloc_v2(CUdeviceptr *, size_t)`.
+        let allocate = unsafe { self.cuda.function::<Allocate>(&["cuMemAlloc_v2"]) }?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live device pointer.
+        let code = unsafe {
+            allocate(
+                &raw mut address,
+                usize::try_from(bytes).unwrap_or(usize::MAX),
+            )
+        };
+        self.cuda.checked("cuMemAlloc_v2", code)?;
+        Ok(DeviceMemory {
+            context: self,
+            address,
+            bytes,
+        })
+    }
+
+    /// Page-locked memory of the host, all zero.
+    pub(crate) fn host_words(&self, words: usize) -> CudaResult<HostWords<'_, 'a>> {
+        type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuMemAllocHost_v2(void **, size_t)`.
+        let allocate = unsafe { self.cuda.function::<Allocate>(&["cuMemAllocHost_v2"]) }?;
+        let mut start = null_mut();
+        // SAFETY: the pointer is to a live pointer.
+        let code = unsafe { allocate(&raw mut start, words * size_of::<u64>()) };
+        self.cuda.checked("cuMemAllocHost_v2", code)?;
+        let start: *mut u64 = start.cast();
+        // SAFETY: the driver gave room for `words` words, page-aligned.
+        unsafe { std::ptr::write_bytes(start, 0, words) };
+        Ok(HostWords {
+            context: self,
+            start,
+            words,
+        })
+    }
+
+    /// An event that tells time, and on which waiting sleeps.
+    pub(crate) fn event(&self) -> CudaResult<Event<'_, 'a>> {
+        type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuEventCreate(CUevent *, unsigned int)`.
+        let create = unsafe { self.cuda.function::<Create>(&["cuEventCreate"]) }?;
+        let mut handle = null_mut();
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { create(&raw mut handle, EVENT_BLOCKING_SYNC) };
+        self.cuda.checked("cuEventCreate", code)?;
+        Ok(Event {
+            context: self,
+            handle,
+        })
+    }
+
+    /// The map of an operand of `rows` rows of `row_bytes` bytes in boxes of `box_rows` rows of 128 bytes.
+    pub(crate) fn tensor_map(
+        &self,
+        address: u64,
+        rows: u32,
+        row_bytes: u32,
+        box_rows: u32,
+    ) -> CudaResult<TensorMap> {
+        type Encode = unsafe extern "C" fn(
+            *mut TensorMap,
+            c_int,
+            c_uint,
+            u64,
+            *const u64,
+            *const u64,
+            *const c_uint,
+            *const c_uint,
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+        ) -> u32;
+        // SAFETY: cuda.h declares cuTensorMapEncodeTiled so, with enumerations as int and the address as pointer.
+        let encode = unsafe { self.cuda.function::<Encode>(&["cuTensorMapEncodeTiled"]) }?;
+        let mut map = TensorMap([0; 16]);
+        let dimensions = [u64::from(row_bytes), u64::from(rows)];
+        let strides = [u64::from(row_bytes)];
+        let box_size = [128, box_rows];
+        let element_strides = [1, 1];
+        // SAFETY: the map is live and aligned, the arrays have the lengths that rank 2 asks for.
+        let code = unsafe {
+            encode(
+                &raw mut map,
+                TENSOR_MAP_UINT8,
+                2,
+                address,
+                dimensions.as_ptr(),
+                strides.as_ptr(),
+                box_size.as_ptr(),
+                element_strides.as_ptr(),
+                TENSOR_MAP_INTERLEAVE_NONE,
+                TENSOR_MAP_SWIZZLE_128B,
+                TENSOR_MAP_L2_PROMOTION_256B,
+                TENSOR_MAP_FILL_NONE,
+            )
+        };
+        self.cuda.checked("cuTensorMapEncodeTiled", code)?;
+        Ok(map)
+    }
+}
+
+impl<'c, 'a> Module<'c, 'a> {
+    /// The kernel of this name; with dynamic shared memory, as much is asked for.
+    pub(crate) fn kernel(&self, name: &CStr, shared_bytes: u32) -> CudaResult<Kernel<'_, 'c, 'a>> {
+        type SetAttribute = unsafe extern "C" fn(*mut c_void, c_int, c_int) -> u32;
+        let handle = self.function_handle(name)?;
+        if shared_bytes > 0 {
+            let cuda = self.context.cuda;
+            // SAFETY: cuda.h declares `CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)`.
+            let set = unsafe { cuda.function::<SetAttribute>(&["cuFuncSetAttribute"]) }?;
+            let bytes = shared_bytes.cast_signed();
+            // SAFETY: the handle is a function of this module.
+            let code = unsafe {
+                set(
+                    handle,
+                    FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    bytes,
+                )
+            };
+            cuda.checked("cuFuncSetAttribute", code)?;
+        }
+        Ok(Kernel {
+            module: self,
+            handle,
+            of_module: PhantomData,
+        })
+    }
+}
+
+/// A kernel of a loaded module.
+pub(crate) struct Kernel<'m, 'c, 'a> {
+    module: &'m Module<'c, 'a>,
+    handle: *mut c_void,
+    of_module: PhantomData<&'m ()>,
+}
+
+impl Kernel<'_, '_, '_> {
+    /// Puts the kernel into the default stream. Wrong arguments can harm the GPU's memory, which holds nothing but the
+    /// burn's own data; the host's memory is out of a kernel's reach.
+    pub(crate) fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> CudaResult<()> {
+        let mut slots = [Slot([0; 16]); ARGUMENTS_MAXIMUM];
+        for (slot, argument) in slots.iter_mut().zip(arguments) {
+            *slot = Slot::from(*argument);
+        }
+        let mut pointers = slots
+            .each_mut()
+            .map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
+        // SAFETY: `pointers` has an entry for every parameter that an embedded kernel has and more, each to 128 live
+        // bytes, the size of the largest parameter; the driver copies them before it returns.
+        unsafe {
+            self.module
+                .launch_with(self.handle, shape, pointers.as_mut_ptr())
+        }
+    }
+}
+
+/// Memory of the device.
+pub(crate) struct DeviceMemory<'c, 'a> {
+    context: &'c Context<'a>,
+    address: u64,
+    bytes: u64,
+}
+
+impl DeviceMemory<'_, '_> {
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The bytes from `offset` on, after everything in the stream before.
+    pub(crate) fn read(&self, offset: u64, host: &mut [u8]) -> CudaResult<()> {
+        type Copy = unsafe extern "C" fn(*mut c_void, u64, usize) -> u32;
+        assert!(
+            offset + host.len() as u64 <= self.bytes,
+            "reads beyond the end of an allocation"
+        );
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t)`.
+        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoH_v2"]) }?;
+        // SAFETY: both sides hold so many bytes, as was asserted.
+        let code = unsafe { copy(host.as_mut_ptr().cast(), self.address + offset, host.len()) };
+        cuda.checked("cuMemcpyDtoH_v2", code)
+    }
+
+    /// Sets the first word of each of `rows` rows, `pitch_bytes` apart from `offset` on, in the stream's order.
+    pub(crate) fn set_words(
+        &self,
+        offset: u64,
+        pitch_bytes: u64,
+        rows: u64,
+        word: u32,
+    ) -> CudaResult<()> {
+        type Set = unsafe extern "C" fn(u64, usize, c_uint, usize, usize, *mut c_void) -> u32;
+        let call = "cuMemsetD2D32Async";
+        let last = rows.saturating_sub(1) * pitch_bytes + 4;
+        assert!(
+            rows > 0 && offset + last <= self.bytes,
+            "sets words beyond the end of an allocation"
+        );
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream)`.
+        let set = unsafe { cuda.function::<Set>(&[call]) }?;
+        let size = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
+        // SAFETY: all words lie in this allocation, as was asserted; the default stream is null.
+        let code = unsafe {
+            set(
+                self.address + offset,
+                size(pitch_bytes),
+                word,
+                1,
+                size(rows),
+                null_mut(),
+            )
+        };
+        cuda.checked(call, code)
+    }
+
+    pub(crate) fn write(&self, offset: u64, host: &[u8]) -> CudaResult<()> {
+        type Copy = unsafe extern "C" fn(u64, *const c_void, usize) -> u32;
+        assert!(
+            offset + host.len() as u64 <= self.bytes,
+            "writes beyond the end of an allocation"
+        );
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t)`.
+        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyHtoD_v2"]) }?;
+        // SAFETY: both sides hold so many bytes, as was asserted.
+        let code = unsafe { copy(self.address + offset, host.as_ptr().cast(), host.len()) };
+        cuda.checked("cuMemcpyHtoD_v2", code)
+    }
+}
+
+impl Drop for DeviceMemory<'_, '_> {
+    fn drop(&mut self) {
+        type Free = unsafe extern "C" fn(u64) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
+        if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFree_v2"]) } {
+            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes nothing any more.
+            unsafe { free(self.address) };
+        }
+    }
+}
+
+/// Page-locked words of the host, which copies from the device reach without waiting.
+pub(crate) struct HostWords<'c, 'a> {
+    context: &'c Context<'a>,
+    start: *mut u64,
+    words: usize,
+}
+
+impl HostWords<'_, '_> {
+    /// Asks for the first words of `memory` from `offset` on to be copied into the words from `first` on, in the stream's
+    /// order. They are there once an event that was recorded after has passed.
+    pub(crate) fn copy_later(
+        &self,
+        first: usize,
+        count: usize,
+        memory: &DeviceMemory<'_, '_>,
+        offset: u64,
+    ) -> CudaResult<()> {
+        type Copy = unsafe extern "C" fn(*mut c_void, u64, usize, *mut c_void) -> u32;
+        let bytes = count * size_of::<u64>();
+        assert!(
+            first + count <= self.words && offset + bytes as u64 <= memory.bytes,
+            "copies beyond the end of an allocation"
+        );
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream)`.
+        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoHAsync_v2"]) }?;
+        // SAFETY: both sides hold so many bytes; the words live until the context's work is done, see Drop.
+        let code = unsafe {
+            copy(
+                self.start.add(first).cast(),
+                memory.address + offset,
+                bytes,
+                null_mut(),
+            )
+        };
+        cuda.checked("cuMemcpyDtoHAsync_v2", code)
+    }
+
+    /// The word at `index` as it is now.
+    pub(crate) fn word(&self, index: usize) -> u64 {
+        assert!(index < self.words, "reads beyond the end of an allocation");
+        // SAFETY: within the allocation; volatile, since the device writes it.
+        unsafe { self.start.add(index).read_volatile() }
+    }
+}
+
+impl Drop for HostWords<'_, '_> {
+    fn drop(&mut self) {
+        type Free = unsafe extern "C" fn(*mut c_void) -> u32;
+        // Copies into it may still be under way.
+        let _ = self.context.synchronize();
+        // SAFETY: cuda.h declares `CUresult cuMemFreeHost(void *)`.
+        if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFreeHost"]) } {
+            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes nothing any more.
+            unsafe { free(self.start.cast()) };
+        }
+    }
+}
+
+/// A point in the default stream.
+pub(crate) struct Event<'c, 'a> {
+    context: &'c Context<'a>,
+    handle: *mut c_void,
+}
+
+impl Event<'_, '_> {
+    pub(crate) fn record(&self) -> CudaResult<()> {
+        type Record = unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32;
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuEventRecord(CUevent, CUstream)`.
+        let record = unsafe { cuda.function::<Record>(&["cuEventRecord"]) }?;
+        // SAFETY: the event is live; null is the default stream.
+        cuda.checked("cuEventRecord", unsafe { record(self.handle, null_mut()) })
+    }
+
+    /// Sleeps until the GPU has come here; errors of kernels come out here.
+    pub(crate) fn wait(&self) -> CudaResult<()> {
+        type Synchronize = unsafe extern "C" fn(*mut c_void) -> u32;
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuEventSynchronize(CUevent)`.
+        let wait = unsafe { cuda.function::<Synchronize>(&["cuEventSynchronize"]) }?;
+        // SAFETY: the event is live.
+        cuda.checked("cuEventSynchronize", unsafe { wait(self.handle) })
+    }
+
+    /// Seconds on the GPU from `earlier` to this; both must have passed.
+    pub(crate) fn seconds_since(&self, earlier: &Event<'_, '_>) -> CudaResult<f64> {
+        type Elapsed = unsafe extern "C" fn(*mut f32, *mut c_void, *mut c_void) -> u32;
+        let cuda = self.context.cuda;
+        // SAFETY: cuda.h declares `CUresult cuEventElapsedTime(float *, CUevent, CUevent)`.
+        let elapsed = unsafe { cuda.function::<Elapsed>(&["cuEventElapsedTime"]) }?;
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is to a live float, the events are live.
+        let code = unsafe { elapsed(&raw mut milliseconds, earlier.handle, self.handle) };
+        cuda.checked("cuEventElapsedTime", code)?;
+        Ok(f64::from(milliseconds) / 1000.0)
+    }
+}
+
+impl Drop for Event<'_, '_> {
+    fn drop(&mut self) {
+        type Destroy = unsafe extern "C" fn(*mut c_void) -> u32;
+        // SAFETY: cuda.h declares `CUresult cuEventDestroy_v2(CUevent)`.
+        if let Ok(destroy) = unsafe {
+            self.context
+                .cuda
+                .function::<Destroy>(&["cuEventDestroy_v2"])
+        } {
+            // SAFETY: the event is live and destroyed once. A failure changes nothing any more.
+            unsafe { destroy(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What is asked of the driver beside a burn: it takes the driver long, and no burn depends on it.
+//!
+//! The driver does one thing after another, for whichever process. What gets ready to work the GPUs comes first, then what the
+//! libraries say of all of them (`cuInit` opens each GPU) and what the GPUs read from their flash memory (70 ms each,
+//! BENCHMARKS.md).
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::interrupt::Interrupt;
+use crate::probe::ProbeOptions;
+use crate::probe::cuda::{self, CudaOutcome};
+use crate::probe::nvml::{self, NvmlOutcome, Part};
+use crate::timed::timed;
+use validator_core::facts::Facts;
+
+/// How much longer they may take when the run is to stop: they mostly end by themselves, and less is missing from the report.
+const GRACE: Duration = Duration::from_millis(300);
+/// How often it is looked whether they have ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The late probes at work.
+#[derive(Debug)]
+pub(crate) struct DeferredProbes {
+    thread: JoinHandle<Reported>,
+    /// Their own.
+    interrupt: Interrupt,
+}
+
+/// What they were told, with the milliseconds that each took.
+struct Reported {
+    cuda: (CudaOutcome, f64),
+    inforom: Option<(NvmlOutcome, f64)>,
+}
+
+impl DeferredProbes {
+    /// Starts them when `wait` returns, and says in the facts that what they bring is not known yet.
+    pub(crate) fn start(
+        options: &ProbeOptions,
+        facts: &mut Facts,
+        wait: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        facts.cuda = cuda::nothing_read("CUDA was still being asked").cuda;
+        let (options, interrupt) = (options.clone(), Interrupt::default());
+        let heard = interrupt.clone();
+        // An NVML that does not start has said why, and would take as long again.
+        let nvml_works = facts.nvml.initialized.value() == Some(&true);
+        let thread = std::thread::spawn(move || {
+            wait();
+            let inforom = || nvml::probe(&options, &heard, Part::Inforom, &|_| {});
+            Reported {
+                cuda: timed(|| cuda::probe(&options, &heard)),
+                inforom: nvml_works.then(|| timed(inforom)),
+            }
+        });
+        Self { thread, interrupt }
+    }
+
+    /// Waits for their end, and puts what they were told into the facts.
+    pub(crate) fn add_to(self, facts: &mut Facts, interrupt: &Interrupt) {
+        let mut deadline = None;
+        while !self.thread.is_finished() {
+            if let Some(signal) = interrupt.signal()
+                && Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + GRACE)
+            {
+                self.interrupt.request(signal);
+            }
+            std::thread::sleep(LOOK);
+        }
+        let Ok(Reported {
+            cuda: (cuda, milliseconds),
+            inforom,
+        }) = self.thread.join()
+        else {
+            let trouble = "the thread of the late probes panicked".to_owned();
+            facts.cuda.probe_trouble.push(trouble);
+            return;
+        };
+        cuda.add_to(milliseconds, facts);
+        if let Some((outcome, milliseconds)) = inforom {
+            outcome.add_inforom_to(facts);
+            facts.timings_ms.insert("inforom".to_owned(), milliseconds);
+        }
+    }
+}

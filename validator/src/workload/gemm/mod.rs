@@ -1,0 +1,17 @@
+//! Verified matrix products: with nothing but the driver by the kernels of `KERNELS.md`, or by cuBLASLt, and what the host
+//! does around them.
+
+pub(crate) mod cublaslt;
+pub(crate) mod images;
+mod intervals;
+pub(crate) mod kernels;
+mod localize;
+pub(crate) mod operand;
+pub(crate) mod operand_proof;
+mod proof;
+mod report;
+mod shape;
+mod strip;
+pub(crate) mod sweep;
+
+pub(crate) mod worker;

@@ -1,0 +1,98 @@
+//! Workloads: what a worker process does on its GPUs, one folder each.
+//!
+//! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a process, and `session::workloads`
+//! starts and follows that process. The burn (`gemm`) and the check kernel have workers of their own.
+
+pub(crate) mod check;
+pub(crate) mod contention;
+mod foreign_processes;
+pub(crate) mod gemm;
+pub(crate) mod memory;
+pub(crate) mod start;
+pub(crate) mod worker;
+
+use serde::{Deserialize, Serialize};
+use validator_core::facts::{RequestedWork, WorkerEnd, WorkloadRun};
+use validator_core::worker_id::WorkerId;
+
+use crate::cuda::{Context, Device};
+use crate::plan::MemoryShare;
+use crate::worker::protocol::Reporter;
+
+/// The request to a worker, as its command line carries it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Assignment {
+    pub(crate) id: WorkerId,
+    /// UUIDs of CUDA devices: the GPUs, or MIG devices in their place.
+    pub(crate) devices: Vec<String>,
+    /// Of the memory that is free on each GPU.
+    pub(crate) memory: MemoryShare,
+    pub(crate) requested: RequestedWork,
+    pub(crate) on_foreign_process: OnForeignProcess,
+    pub(crate) task: Task,
+}
+
+/// The reaction to a process of somebody else on one of the worker's GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnForeignProcess {
+    /// A note in the run.
+    Report,
+    /// The worker frees everything and ends as busy.
+    Yield,
+}
+
+/// What is to be done, by workload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Task {
+    Memory(memory::MemoryTask),
+}
+
+impl Task {
+    /// The workload's name in a [`WorkerId`].
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+        }
+    }
+}
+
+/// A GPU of a worker, with CUDA started.
+pub(crate) struct WorkerGpu {
+    /// UUID of the GPU, which for a MIG device differs from the device's.
+    pub(crate) uuid: String,
+    pub(crate) device: Device<'static>,
+    pub(crate) context: Context<'static>,
+}
+
+/// Something that a worker does again and again on its GPUs.
+pub(crate) trait Workload {
+    type Prepared<'g>: Prepared;
+
+    /// Loads kernels and allocates memory, and notes in `run` how much that was.
+    fn prepare<'g>(
+        &self,
+        gpus: &'g [WorkerGpu],
+        budget: MemoryShare,
+        reporter: &Reporter,
+        run: &mut WorkloadRun,
+    ) -> Result<Self::Prepared<'g>, WorkerEnd>;
+}
+
+/// A workload that has its memory.
+pub(crate) trait Prepared {
+    /// A part of the work that takes some 10 ms at most, so that a stop is not delayed. Results go to `run`.
+    fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd>;
+
+    /// Notes what is known only at the end, and frees everything.
+    fn finish(self, run: &mut WorkloadRun) -> Result<(), WorkerEnd>;
+}
+
+/// Whether a step completed a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    WithinPass,
+    EndOfPass,
+}

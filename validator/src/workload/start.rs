@@ -1,0 +1,73 @@
+//! How a worker starts CUDA and finds its device.
+
+use validator_core::facts::WorkerEnd;
+
+use crate::cuda::{CudaFailure, CudaLibrary, Device};
+use crate::worker::device_isolation::Attempt;
+use crate::worker::protocol::Reporter;
+
+/// The first step that needs the context.
+pub(crate) const FIRST_USE_OF_CONTEXT: &str = "cuModuleLoadData";
+
+/// For a worker that may be without its GPU only because others' nodes were kept from it.
+pub(crate) fn retry_with_all_nodes(end: WorkerEnd) -> Attempt {
+    Attempt::RetryWithAllNodes(match end {
+        WorkerEnd::CudaError { call, code, name } => format!("{call} answered {name} ({code})"),
+        WorkerEnd::Exited { stderr, .. } => stderr,
+        other => format!("{other:?}"),
+    })
+}
+
+/// The driver, ready to be asked for devices; it stays loaded as long as the process lives.
+fn started_cuda(reporter: &Reporter) -> Result<&'static CudaLibrary, WorkerEnd> {
+    reporter.step("dlopen of libcuda.so.1");
+    let cuda = CudaLibrary::load().map_err(exited)?;
+    reporter.step("cuInit");
+    match cuda.initialize()? {
+        0 => Ok(Box::leak(Box::new(cuda))),
+        code => Err(WorkerEnd::CudaError {
+            call: "cuInit".to_owned(),
+            code,
+            name: cuda.result_name(code),
+        }),
+    }
+}
+
+/// Starts CUDA and finds the GPU or MIG device with this UUID.
+pub(crate) fn device_with(uuid: &str, reporter: &Reporter) -> Result<Device<'static>, WorkerEnd> {
+    let mut seen = Vec::new();
+    for device in started_cuda(reporter)?.devices()? {
+        let its_uuid = device.uuid()?;
+        // A driver may spell a MIG device's UUID with either prefix; the rest is what identifies it.
+        if its_uuid[4..] == uuid[4.min(uuid.len())..] {
+            return Ok(device);
+        }
+        seen.push(its_uuid);
+    }
+    Err(exited(format!(
+        "CUDA does not show GPU {uuid}, it shows {}",
+        if seen.is_empty() {
+            "none".to_owned()
+        } else {
+            seen.join(", ")
+        }
+    )))
+}
+
+/// A worker that ended by itself, with the reason.
+pub(crate) fn exited(stderr: String) -> WorkerEnd {
+    WorkerEnd::Exited { status: 1, stderr }
+}
+
+impl From<CudaFailure> for WorkerEnd {
+    fn from(failure: CudaFailure) -> Self {
+        match failure {
+            CudaFailure::Status { call, code, name } => Self::CudaError {
+                call: call.to_owned(),
+                code,
+                name,
+            },
+            CudaFailure::MissingFunction { .. } => exited(failure.to_string()),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `gpu-validator worker workload`: runs any workload on the GPUs of its assignment, and reports twice a second.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use validator_core::facts::{Reading, RequestedWork, WorkerEnd, WorkloadRun};
+use validator_core::worker_id::WorkerId;
+
+use super::contention::busy_if_others_came;
+use super::foreign_processes::ForeignProcessWatch;
+use super::start::{device_with, exited, retry_with_all_nodes};
+use super::{Assignment, OnForeignProcess, Prepared, Step, Task, WorkerGpu, Workload};
+use crate::worker::device_isolation::Attempt;
+use crate::worker::protocol::{RUN, Reporter};
+
+/// Interval between two reports; the parent takes a worker for hung after ten of them.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// `gpu-validator worker workload --assignment JSON`. If it `is_alone` it can open no other GPU's device node; the reason for
+/// which an attempt to work so failed is `alone_failed`.
+pub(crate) fn run_worker(
+    assignment: &str,
+    is_alone: bool,
+    alone_failed: Option<String>,
+) -> Attempt {
+    let started = Instant::now();
+    let reporter = Reporter::new();
+    let assignment: Assignment = match serde_json::from_str(assignment) {
+        Ok(assignment) => assignment,
+        Err(error) => {
+            let end = exited(format!("the assignment cannot be read: {error}"));
+            let id = WorkerId::new("", &[], 0);
+            let run = WorkloadRun::empty(id, RequestedWork::default(), Reading::Value(end));
+            return report(&reporter, &run);
+        }
+    };
+    let not_ended = Reading::NotRead("the worker did not end".to_owned());
+    let mut run = WorkloadRun::empty(assignment.id.clone(), assignment.requested, not_ended);
+    run.notes.extend(alone_failed.map(|reason| {
+        format!("CUDA did not start while only this GPU's device node could be opened: {reason}")
+    }));
+    let gpus = match (gpus_of(&assignment, &reporter), is_alone) {
+        (Err(end), true) => return retry_with_all_nodes(end),
+        (gpus, _) => gpus,
+    };
+    let end = gpus.and_then(|gpus| match &assignment.task {
+        Task::Memory(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
+    });
+    let end = end.unwrap_or_else(|end| {
+        let uuids = assignment.id.gpus.iter();
+        uuids.fold(end, |end, uuid| {
+            busy_if_others_came(end, false, uuid, &reporter)
+        })
+    });
+    run.end = Reading::Value(end);
+    report(&reporter, &run)
+}
+
+fn report(reporter: &Reporter, run: &WorkloadRun) -> Attempt {
+    reporter.newest(RUN, run);
+    reporter.done();
+    Attempt::Completed
+}
+
+fn gpus_of(assignment: &Assignment, reporter: &Reporter) -> Result<Vec<WorkerGpu>, WorkerEnd> {
+    let devices = assignment.devices.iter();
+    let gpus = devices.zip(&assignment.id.gpus).map(|(device, uuid)| {
+        let device = device_with(device, reporter)?;
+        reporter.step("cuDevicePrimaryCtxRetain");
+        let context = device.context()?;
+        Ok(WorkerGpu {
+            uuid: uuid.clone(),
+            device,
+            context,
+        })
+    });
+    gpus.collect()
+}
+
+/// Prepares, and takes step after step until the work is through, its time is over, SIGTERM or a foreign process comes.
+fn work<W: Workload>(
+    workload: &W,
+    gpus: &[WorkerGpu],
+    assignment: &Assignment,
+    (started, reporter): (Instant, &Reporter),
+    run: &mut WorkloadRun,
+) -> Result<WorkerEnd, WorkerEnd> {
+    let mut prepared = workload.prepare(gpus, assignment.memory, reporter, run)?;
+    let is_terminated = Arc::new(AtomicBool::new(false));
+    // Without the handler SIGTERM still ends the process, and the last report counts.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&is_terminated));
+    let watch = ForeignProcessWatch::start(&assignment.id.gpus);
+    let began = Instant::now();
+    let requested = &assignment.requested;
+    run.measured.start_ms = began.duration_since(started).as_secs_f64() * 1000.0;
+    reporter.step(assignment.task.name());
+    reporter.newest(RUN, run);
+    let mut last_report = began;
+    let mut foreign = None;
+    let is_through = |run: &WorkloadRun| {
+        let passes = requested.passes;
+        passes.is_some_and(|it| run.measured.passes >= it)
+            || run.measured.seconds >= requested.seconds
+    };
+    let failure = loop {
+        if is_terminated.load(Ordering::Relaxed) || is_through(run) {
+            break None;
+        }
+        if foreign.is_none() {
+            foreign = watch.seen();
+            if foreign.is_some() && assignment.on_foreign_process == OnForeignProcess::Yield {
+                break None;
+            }
+        }
+        let step = match prepared.step(run) {
+            Ok(step) => step,
+            Err(end) => break Some(end),
+        };
+        run.measured.passes += u64::from(step == Step::EndOfPass);
+        run.measured.seconds = began.elapsed().as_secs_f64();
+        if last_report.elapsed() >= REPORT_INTERVAL {
+            last_report = Instant::now();
+            reporter.newest(RUN, run);
+        }
+    };
+    if let Some(end) = failure {
+        return Err(end);
+    }
+    reporter.step("freeing memory");
+    prepared.finish(run)?;
+    drop(watch);
+    match (foreign, assignment.on_foreign_process) {
+        (Some(processes), OnForeignProcess::Yield) => {
+            Ok(WorkerEnd::Busy(format!("yielded to {processes}")))
+        }
+        (Some(processes), OnForeignProcess::Report) => {
+            run.notes
+                .push(format!("{processes} used the GPU at the same time"));
+            Ok(WorkerEnd::Finished)
+        }
+        (None, _) => Ok(WorkerEnd::Finished),
+    }
+}
