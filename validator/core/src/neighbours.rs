@@ -38,11 +38,12 @@ pub(crate) fn idle_neighbours<'a>(gpu: &'a GpuFacts, facts: &'a Facts) -> Vec<&'
     others.filter(|it| is_idle(it)).collect()
 }
 
-/// Without a process and without work in NVML's last sampling period.
+/// Without a process, and without work in NVML's last sampling period where that was read: the probe leaves the utilization of
+/// GPUs without processes out.
 fn is_idle(gpu: &GpuFacts) -> bool {
     let has_no_process = gpu.processes.value().is_some_and(Vec::is_empty);
     let utilization = gpu.utilization.value();
-    has_no_process && utilization.is_some_and(|it| it.gpu_percent == 0)
+    has_no_process && utilization.is_none_or(|it| it.gpu_percent == 0)
 }
 
 #[cfg(test)]
