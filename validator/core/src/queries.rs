@@ -33,6 +33,23 @@ pub fn in_container(facts: &Facts) -> bool {
     facts.host.in_container.value() == Some(&true)
 }
 
+/// This is Linux in Windows (WSL2): driver, device nodes and services are those of the Windows host.
+// Source: Microsoft's kernels have `-microsoft-standard-WSL2` in their release, https://github.com/microsoft/WSL2-Linux-Kernel.
+pub(crate) fn in_wsl(facts: &Facts) -> bool {
+    let release = facts.host.kernel_release.value();
+    release.is_some_and(|it| it.to_ascii_lowercase().contains("microsoft"))
+}
+
+/// Every GPU is a virtual one of a hypervisor (vGPU), which keeps persistence, temperature and faults to itself.
+pub(crate) fn has_only_vgpus(facts: &Facts) -> bool {
+    !facts.gpus.is_empty() && facts.gpus.iter().all(is_vgpu)
+}
+
+pub(crate) fn is_vgpu(gpu: &GpuFacts) -> bool {
+    let mode = gpu.virtualization_mode.value();
+    mode.is_some_and(|it| it == "vgpu")
+}
+
 /// What level image looked at.
 pub(crate) fn image(facts: &Facts) -> Result<&ImageFacts, Outcome> {
     facts

@@ -5,7 +5,8 @@
 //!
 //! ## How it is judged
 //! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown temperature on, `warn` from
-//! the greatest operating temperature on; of the memory by its own limits likewise. `error` where no temperature was read.
+//! the greatest operating temperature on; of the memory by its own limits likewise. `error` where no temperature was read, skipped
+//! where the GPU has none (a virtual GPU).
 //! Where nobody names a limit the temperature is told and skipped; `burn_throttling` still sees thermal slowdown. Skipped
 //! where no burn was asked for, and where a burn of less than a second has no sample.
 //!
@@ -17,7 +18,7 @@
 
 use crate::burned;
 use crate::check::{Check, Judge};
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, GpuFacts, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -41,6 +42,11 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let policy = &profile.policy;
     let gpu_c = samples.iter().filter_map(|it| it.gpu_c).max();
     let memory_c = samples.iter().filter_map(|it| it.memory_c).max();
+    if gpu_c.is_none() && gpu.temperature == Reading::NotSupported {
+        return Ok(Outcome::skip(
+            "this GPU has no temperature, as a virtual GPU has none",
+        ));
+    }
     let Some(gpu_c) = gpu_c else {
         return Ok(Outcome::error(
             "the temperature was not read during the burn",

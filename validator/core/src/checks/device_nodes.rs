@@ -12,6 +12,8 @@
 //! all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the driver's libraries made it on first use, with root's
 //! rights or by `nvidia-modprobe`, which a container cannot. A container without any of them is an `error`: it was given no GPU. With MIG on there must be capability nodes in `/dev/nvidia-caps`.
 //!
+//! Skipped in WSL2, where `/dev/dxg` takes their place.
+//!
 //! ## What to do
 //! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules so that they are there
 //! after every boot. For access, see `DeviceFileUID`, `DeviceFileGID` and `DeviceFileMode` of the module.
@@ -47,6 +49,11 @@ const CAPABILITY_NODES_WITHOUT_MIG_DEVICES: [&str; 2] = [
 const UVM: &str = "/dev/nvidia-uvm";
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    if queries::in_wsl(facts) {
+        return Ok(Outcome::skip(
+            "this is WSL2: /dev/dxg takes the place of NVIDIA's device nodes",
+        ));
+    }
     let modules = queries::loaded_driver(facts, profile)?;
     let nodes = facts.host.device_nodes.required("device nodes")?;
     let mode = device_file_mode(modules);

@@ -15,6 +15,8 @@
 //! count and the instance type of an EC2 instance could not be read, it could not be judged. In a container only the
 //! profile's count, NVML and CUDA are compared: the bus it sees is the host's.
 //!
+//! In WSL2, whose PCI bus shows no GPU, NVML and CUDA are compared as in a container.
+//!
 //! ## What to do
 //! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU, reboot; if the GPU stays
 //! away from the bus, stop and start the instance on other hardware, or have the machine inspected.
@@ -54,7 +56,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .observed(uuid)
         .remedy("reset the GPUs or reboot; if it stays, have the boards inspected"));
     }
-    if queries::in_container(facts) {
+    if queries::in_container(facts) || queries::in_wsl(facts) {
         judge_container(facts, profile)
     } else {
         judge_machine(facts, profile)
@@ -157,6 +159,11 @@ fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
         ));
     }
     let count = *facts.nvml.gpu_count.required("NVML's number of GPUs")? as usize;
+    let place = if queries::in_wsl(facts) {
+        "WSL2"
+    } else {
+        "this container"
+    };
     let by_profile = profile.gpus.count.map(|value| Expected {
         value,
         source: "the profile".to_owned(),
@@ -165,20 +172,20 @@ fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
     match &expected {
         Some(expected) if count != expected.value as usize => {
             return Ok(
-                wrong_number(count, "given to this container", expected).remedy(
+                wrong_number(count, &format!("given to {place}"), expected).remedy(
                     "ask the container runtime for all GPUs, or correct gpus.count of the profile",
                 ),
             );
         }
         None if count == 0 => {
-            return Ok(Outcome::error(
-                "no GPU was given to this container, and the profile does not say how many there should be",
-            )
+            return Ok(Outcome::error(format!(
+                "no GPU was given to {place}, and the profile does not say how many there should be"
+            ))
             .remedy("start the container with GPUs: docker run --gpus all"));
         }
         _ => {}
     }
-    judge_cuda(facts, count, "NVML in this container", expected.as_ref())
+    judge_cuda(facts, count, &format!("NVML in {place}"), expected.as_ref())
 }
 
 /// How many GPUs the container runtime was asked for: a list of indices or UUIDs. `all`, `none`, `void` and MIG devices name

@@ -14,6 +14,8 @@
 //! Where CUDA was read, the GPU must have its model's multiprocessors, and no fewer than another GPU of its name: `fail`. Not
 //! judged in MIG mode, of a virtual GPU, and where a share of MPS is set, which show a part of the GPU.
 //!
+//! A virtual GPU (vGPU) is skipped unless the profile or the instance type names a model.
+//!
 //! ## What to do
 //! Check that the machine is of the type that its pool asks for, or correct the profile.
 //!
@@ -26,6 +28,7 @@ use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::queries;
 use crate::reference::GpuModel;
 
 pub(crate) const CHECK: Check = Check {
@@ -53,6 +56,11 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         .expected(&expected.value)
         .observed(name)
         .remedy("check that the machine is of the type that its pool asks for"));
+    }
+    if queries::is_vgpu(gpu) {
+        return Ok(Outcome::skip(format!(
+            "the GPU is {name}, a profile of a virtual GPU, and nothing says which it should be"
+        )));
     }
     let Some(model) = model else {
         return Ok(Outcome::warn(format!(
@@ -87,11 +95,7 @@ fn lacks_multiprocessors(
     facts: &Facts,
     model: &GpuModel,
 ) -> Option<(u32, u32, &'static str)> {
-    let is_whole = gpu.mig.value().is_none_or(|it| !it.current)
-        && gpu
-            .virtualization_mode
-            .value()
-            .is_none_or(|it| it != "vgpu");
+    let is_whole = gpu.mig.value().is_none_or(|it| !it.current) && !queries::is_vgpu(gpu);
     let environment = facts.host.environment.value();
     let has_share = environment.is_some_and(|it| it.contains_key(MPS_SHARE));
     if !is_whole || has_share {

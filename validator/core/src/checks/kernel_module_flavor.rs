@@ -10,6 +10,8 @@
 //! table knows none of the models, their compute capability decides: below 7.5 proprietary, from 10.0 on open.
 //! Skipped in a container that does not see the host's module.
 //!
+//! Skipped in WSL2, whose driver is that of the Windows host.
+//!
 //! ## What to do
 //! Install the other flavour of the same driver version (`nvidia-open` or `nvidia-driver` packages, or
 //! `nvidia-installer --kernel-module-type=`) and reboot.
@@ -44,6 +46,11 @@ const ONLY_OPEN_FROM: ComputeCapability = ComputeCapability {
 };
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
+    if queries::in_wsl(facts) {
+        return Ok(Outcome::skip(
+            "this is WSL2: the driver is that of the Windows host",
+        ));
+    }
     let flavor = &queries::loaded_driver(facts, profile)?.nvidia_flavor;
     if queries::in_container(facts) && flavor.value().is_none() {
         return Ok(Outcome::skip(

@@ -11,6 +11,9 @@
 //! not enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a container. Skipped
 //! when the profile wants persistence mode off, without systemd, and in a container that does not see the host's services.
 //!
+//! Skipped in WSL2 and where every GPU is a vGPU, unless the profile names the service: the Windows host or the hypervisor keeps
+//! the driver loaded.
+//!
 //! ## What to do
 //! `systemctl enable --now nvidia-persistenced`
 //!
@@ -40,6 +43,16 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let requirement = profile.services.get(SERVICE).copied();
     if requirement.is_none() && profile.gpus.persistence_mode == Some(false) {
         return Ok(Outcome::skip("the profile wants persistence mode off"));
+    }
+    if requirement.is_none() && queries::in_wsl(facts) {
+        return Ok(Outcome::skip(
+            "this is WSL2: the Windows host keeps the driver loaded",
+        ));
+    }
+    if requirement.is_none() && queries::has_only_vgpus(facts) {
+        return Ok(Outcome::skip(
+            "every GPU is a vGPU: the hypervisor keeps its driver loaded",
+        ));
     }
     if requirement != Some(ServiceRequirement::Inactive) {
         queries::loaded_driver(facts, profile)?;
@@ -100,6 +113,20 @@ mod tests {
 
     fn judge(facts: &Facts, profile: &str) -> Finding {
         judge_host_check(&super::CHECK, facts, profile)
+    }
+
+    #[test]
+    fn what_windows_or_a_hypervisor_keeps_loaded_needs_no_daemon_here() {
+        let mut wsl = node([false, false, false], true);
+        wsl.host.kernel_release = Reading::Value("6.6.87.2-microsoft-standard-WSL2".to_owned());
+        assert_eq!(judge(&wsl, "{}").verdict, Verdict::Skip);
+        let mut guest = node([false, false, false], true);
+        for gpu in &mut guest.gpus {
+            gpu.virtualization_mode = Reading::Value("vgpu".to_owned());
+        }
+        assert_eq!(judge(&guest, "{}").verdict, Verdict::Skip);
+        let asked = "services: {nvidia-persistenced: active}";
+        assert_eq!(judge(&guest, asked).verdict, Verdict::Fail);
     }
 
     /// The service in this state, and persistence mode of every GPU.
