@@ -52,6 +52,28 @@ out["copy_bytes_per_s"] = 20 * 2 * copy.numel() / (time.monotonic() - began)
 print(json.dumps(out))
 """
 
+NEWCOMER = r"""
+import ctypes, json, sys, time
+share = float(sys.argv[1])
+began = time.monotonic()
+cuda = ctypes.CDLL("libcuda.so.1")
+times, device, context = {}, ctypes.c_int(), ctypes.c_void_p()
+def call(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    times[name] = time.monotonic() - began
+    if code: print(json.dumps({"failed": name, "code": code, "times": times})); sys.exit(1)
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+free, total, pointer = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(int(total.value * share)))
+time.sleep(0.2)
+call("cuMemFree_v2", pointer)
+print(json.dumps({"free_at_first_look": free.value, "total": total.value, "times": times}))
+"""
+
 
 def run(command, **options):
     """Runs a command; returns exit code, seconds, standard output and standard error."""
@@ -163,6 +185,73 @@ class Measurement:
             "findings": [{k: f.get(k) for k in ("check", "verdict", "summary")} for f in findings],
         }
 
+    def sentinel(self):
+        """Newcomers that want 90 % of the memory, while the sentinel holds 88 % of it, and while it holds its default."""
+        return {memory: self.newcomers(memory) for memory in ("88%", "2GiB")}
+
+    def newcomers(self, memory):
+        status_file = self.out / ("sentinel-%s.json" % memory.strip("%"))
+        simulated = ["--simulated-ok", *self.sysroot] if self.sysroot else []
+        command = [self.options.validator, "sentinel", "--memory", memory, "--grace", "1s", "--quiet", "1s"]
+        command += ["--starts-an-hour", "100000", "--status-file", str(status_file), *simulated]
+        log = (self.out / ("sentinel-%s.log" % memory.strip("%"))).open("w")
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        trials = []
+        try:
+            for _ in range(self.options.newcomers):
+                if not self.working(status_file, process):
+                    trials.append({"failed": "the sentinel did not work within 30 s"})
+                    break
+                time.sleep(0.2)
+                _, _, stdout, stderr = run([self.options.python, "-c", NEWCOMER, "0.9"])
+                trials.append(json.loads(stdout) if stdout.startswith("{") else {"failed": stderr[-300:]})
+            self.working(status_file, process)
+            before = json.loads(status_file.read_text())["gpus"][0]["yields"]
+            for _ in range(20):
+                run(["nvidia-smi", "-q"])
+            status = json.loads(status_file.read_text())
+        finally:
+            began = time.monotonic()
+            process.terminate()
+            code = process.wait()
+            stopped_s = time.monotonic() - began
+        failed = [trial for trial in trials if "failed" in trial]
+        for trial in failed:
+            self.failures.append("sentinel %s: %s" % (memory, trial))
+        allocated = [trial["times"]["cuMemAlloc_v2"] for trial in trials if "times" in trial]
+        return {
+            "trials": len(trials),
+            "failed": failed,
+            "newcomer_to_allocation_s": summary(allocated),
+            "yields_by_20_monitors": status["gpus"][0]["yields"] - before,
+            "stopped_s": stopped_s,
+            "exit_code": code,
+            "status": status["gpus"][0],
+        }
+
+    @staticmethod
+    def working(status_file, process):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if json.loads(status_file.read_text())["gpus"][0]["state"] == "working":
+                    return True
+            except (OSError, ValueError, IndexError):
+                pass
+            time.sleep(0.05)
+        return False
+
+    def allocation(self):
+        """Several workers a GPU; scaling, leaks after kills, oversubscription."""
+        facts = self.out / "allocation-facts.json"
+        command = [self.options.validator, "allocation", "--duration", "15s", "--facts", str(facts)]
+        code, seconds, stdout, stderr = run([*command, *self.sysroot])
+        if not facts.exists():
+            raise RuntimeError("exit code %s: %s%s" % (code, stdout[-500:], stderr[-500:]))
+        if code not in (0, 2 if self.sysroot else 0):
+            self.failures.append("allocation: exit code %s: %s" % (code, stdout[-1500:]))
+        return {"wall_s": seconds, "exit_code": code, "text": stdout[-4000:], "allocation": json.loads(facts.read_text()).get("allocation")}
+
     def facts(self):
         """For tests/facts: what the validator reads of this machine, without names and serial numbers."""
         arguments = ["collect", "--anonymize", "--level", "standard", "--output", str(self.out / "facts.json"), *self.sysroot]
@@ -219,6 +308,7 @@ def arguments():
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each precision, and of each rate of torch")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--newcomers", type=int, default=50, help="trials of the sentinel, for each amount of memory")
     parser.add_argument("--false-alarm-seconds", type=float, default=60.0)
     parser.add_argument("--sections", help="only these, separated by commas")
     parser.add_argument("--simulated", metavar="SYSROOT", help="the GPUs are simulated, with the host's files below SYSROOT")
@@ -240,6 +330,8 @@ def main():
         "level_standard": measurement.level_standard,
         "precisions": measurement.precisions,
         "memory": measurement.memory,
+        "sentinel": measurement.sentinel,
+        "allocation": measurement.allocation,
         "environments": measurement.environments,
         "facts": measurement.facts,
         "false_alarms": measurement.false_alarms,
