@@ -62,6 +62,7 @@ pub(super) fn test_memory(
                         } else {
                             OnForeignProcess::Yield
                         },
+                        stands_by: false,
                         task,
                     };
                     start(&assignment, gpu, probe, interrupt)
