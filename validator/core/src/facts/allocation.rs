@@ -116,6 +116,8 @@ pub struct AllocationSnapshot {
 pub struct GpuUse {
     /// `None` where NVML does not report it.
     pub memory_used_bytes: Option<u64>,
+    #[serde(default)]
+    pub memory_free_bytes: Option<u64>,
     /// `None` where NVML does not list processes.
     pub pids: Option<BTreeSet<u32>>,
 }
