@@ -113,11 +113,6 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         self.orders.dismissed.store(true, Ordering::Release);
     }
 
-    /// Asks it to free everything, report and end.
-    pub(super) fn stop(&self) {
-        self.orders.stop.store(true, Ordering::Release);
-    }
-
     pub(super) fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }

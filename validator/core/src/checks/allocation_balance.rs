@@ -111,7 +111,11 @@ mod tests {
 
     #[test]
     fn a_worker_with_less_than_half_of_the_others_share_is_a_warning() {
-        for (operations, verdict) in [(1500, Verdict::Warn), (1499, Verdict::Warn), (2400, Verdict::Pass)] {
+        for (operations, verdict) in [
+            (1500, Verdict::Warn),
+            (1499, Verdict::Warn),
+            (2400, Verdict::Pass),
+        ] {
             let facts = allocated_node_with_run(|run| {
                 set_detail(run, |it| it.operations = operations);
             });
@@ -135,6 +139,10 @@ mod tests {
             run.end = Reading::Value(WorkerEnd::Killed { signal: 11 });
         });
         assert_eq!(judge(&failed)[2].verdict, Verdict::Skip);
-        assert!(judge(&healthy_node()).iter().all(|it| it.verdict == Verdict::Skip));
+        assert!(
+            judge(&healthy_node())
+                .iter()
+                .all(|it| it.verdict == Verdict::Skip)
+        );
     }
 }

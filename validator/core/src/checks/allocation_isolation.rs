@@ -20,9 +20,7 @@
 
 use crate::allocation::{lists_workers, pids};
 use crate::check::{Check, Judge};
-use crate::facts::{
-    AllocationFacts, AllocationWorker, Facts, GpuFacts, WorkloadRun,
-};
+use crate::facts::{AllocationFacts, AllocationWorker, Facts, GpuFacts, WorkloadRun};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -36,7 +34,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
 };
 
-const REMEDY: &str = "name GPUs by UUID, and compare nvidia-smi -L inside and outside of the container";
+const REMEDY: &str =
+    "name GPUs by UUID, and compare nvidia-smi -L inside and outside of the container";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let allocation = queries::allocation_test(facts, profile)?;
@@ -83,9 +82,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         let reason = "no worker reported which GPU CUDA showed it";
         return Err(queries::workers_failed(reason, profile));
     }
-    Ok(judge_marks(details.iter().map(|it| it.foreign_marks).sum(), || {
-        passed(known, allocation)
-    }))
+    Ok(judge_marks(
+        details.iter().map(|it| it.foreign_marks).sum(),
+        || passed(known, allocation),
+    ))
 }
 
 fn not_tested(allocation: &AllocationFacts, uuid: &str, profile: &Profile) -> Outcome {
@@ -178,7 +178,11 @@ mod tests {
         let allocation = facts.load.allocation.as_mut().expect("a test");
         let pid = allocation.workers.iter().find(|it| it.gpu() == uuid);
         let pid = pid.and_then(|it| it.pid).expect("a process");
-        allocation.listed.entry(other.clone()).or_default().insert(pid);
+        allocation
+            .listed
+            .entry(other.clone())
+            .or_default()
+            .insert(pid);
         let findings = judge(&facts);
         assert_eq!(findings[2].verdict, Verdict::Fail);
         assert_eq!(
@@ -191,7 +195,11 @@ mod tests {
     #[test]
     fn fails_where_cuda_shows_another_gpu_or_more_than_one() {
         let other = gpu_uuid(5);
-        let own = allocated_node().gpus[2].uuid.value().cloned().expect("a UUID");
+        let own = allocated_node().gpus[2]
+            .uuid
+            .value()
+            .cloned()
+            .expect("a UUID");
         for shown in [vec![other.clone()], vec![own, other]] {
             let facts = allocated_node_with_run(|run| {
                 set_detail(run, |it| it.visible_devices = shown);

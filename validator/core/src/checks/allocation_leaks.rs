@@ -58,7 +58,10 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             "{first} more than before are in use, and others came to the GPU meanwhile"
         )));
     }
-    let text = format!("nothing is left of {}", queries::counted(workers.len(), "worker"));
+    let text = format!(
+        "nothing is left of {}",
+        queries::counted(workers.len(), "worker")
+    );
     let Some(killing) = allocation.killing.value() else {
         let reason = "no worker could be killed to see what it leaves";
         return Err(queries::workers_failed(reason, profile));

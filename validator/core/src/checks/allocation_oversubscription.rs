@@ -64,7 +64,8 @@ fn judge_pair(
         request.requested_bytes >> 20,
         request.free_bytes >> 20
     );
-    let expected = "CUDA_ERROR_OUT_OF_MEMORY for the worker that requested it, and nothing for the other one";
+    let expected =
+        "CUDA_ERROR_OUT_OF_MEMORY for the worker that requested it, and nothing for the other one";
     let fail = |text: String| {
         let outcome = Outcome::fail(text).expected(expected).remedy(REMEDY);
         if newcomers(allocation, asker.worker.gpu()).is_empty() {
@@ -84,7 +85,9 @@ fn judge_pair(
         Reading::NotSupported => return Outcome::error("the request was not made"),
         Reading::Value(WorkerEnd::Finished) if asker.was_only_refused() => {}
         Reading::Value(_) => {
-            let reason = asker.failure(true).unwrap_or_else(|| "no answer".to_owned());
+            let reason = asker
+                .failure(true)
+                .unwrap_or_else(|| "no answer".to_owned());
             return fail(format!("{requested} did not fail cleanly: {reason}"));
         }
     }
@@ -113,7 +116,11 @@ mod tests {
     fn with(asker: bool, change: impl FnOnce(&mut WorkloadRun)) -> Facts {
         let mut facts = allocated_node();
         let allocation = facts.load.allocation.clone().expect("a test");
-        let of_asker = &allocation.oversubscription.value().expect("a request").worker;
+        let of_asker = &allocation
+            .oversubscription
+            .value()
+            .expect("a request")
+            .worker;
         let worker = allocation.workers.iter().find(|it| {
             it.phase == AllocationPhase::Oversubscription && (it.id == *of_asker) == asker
         });
@@ -143,12 +150,17 @@ mod tests {
     #[test]
     fn neither_worker_may_end_badly() {
         let killed = Reading::Value(WorkerEnd::Killed { signal: 6 });
-        for (asker, words) in [(true, "did not fail cleanly"), (false, "harmed another worker")] {
+        for (asker, words) in [
+            (true, "did not fail cleanly"),
+            (false, "harmed another worker"),
+        ] {
             let finding = judge(&with(asker, |run| run.end = killed.clone()));
             assert_eq!(finding.verdict, Verdict::Fail);
             assert!(finding.summary.contains(words), "{}", finding.summary);
         }
-        let refused = with(false, |run| set_detail(run, |it| it.failures.out_of_memory = 1));
+        let refused = with(false, |run| {
+            set_detail(run, |it| it.failures.out_of_memory = 1)
+        });
         assert_eq!(judge(&refused).verdict, Verdict::Fail);
     }
 

@@ -54,10 +54,7 @@ const PHASES: [AllocationPhase; 4] = [
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let uuid = gpu.uuid.required("UUID of the GPU")?;
     let runs: Vec<&WorkloadRun> = match &facts.load.allocation {
-        Some(_) => facts
-            .load
-            .runs_of(crate::facts::ALLOCATION, uuid)
-            .collect(),
+        Some(_) => facts.load.runs_of(crate::facts::ALLOCATION, uuid).collect(),
         None => Vec::new(),
     };
     // A wrong value is wrong, however the test ended.
@@ -134,7 +131,10 @@ fn judge_workers(
         .filter_map(|it| {
             let phase = phase_name(it.worker.phase);
             let reason = it.failure(refusable)?;
-            Some(format!("worker {} ({phase}): {reason}", it.worker.id.ordinal))
+            Some(format!(
+                "worker {} ({phase}): {reason}",
+                it.worker.id.ordinal
+            ))
         })
         .collect();
     if refusable && workers.iter().all(TestedWorker::was_only_refused) {
@@ -157,7 +157,9 @@ fn judge_workers(
     }
     let others = newcomers(allocation, uuid);
     if !others.is_empty() {
-        return Outcome::busy(format!("{text}, and others came to the GPU meanwhile: {first}"));
+        return Outcome::busy(format!(
+            "{text}, and others came to the GPU meanwhile: {first}"
+        ));
     }
     Outcome::fail(format!("{text}: {first}"))
         .expected(format!("{minimum} % of the workers"))
@@ -210,7 +212,9 @@ mod tests {
             ),
         ];
         for (end, reason) in ends {
-            let findings = judge(&allocated_node_with_run(|run| run.end = Reading::Value(end)));
+            let findings = judge(&allocated_node_with_run(|run| {
+                run.end = Reading::Value(end)
+            }));
             assert_eq!(findings[2].verdict, Verdict::Fail);
             assert_eq!(
                 findings[2].summary,
@@ -229,7 +233,11 @@ mod tests {
         });
         let finding = &judge(&facts)[2];
         assert_eq!(finding.verdict, Verdict::Fail);
-        assert!(finding.summary.ends_with("7 allocations refused: out of memory"));
+        assert!(
+            finding
+                .summary
+                .ends_with("7 allocations refused: out of memory")
+        );
         let allocation = facts.load.allocation.as_mut().expect("a test");
         allocation.plan.memory_bytes = 100 << 30;
         assert_eq!(judge(&facts)[2].verdict, Verdict::Pass);

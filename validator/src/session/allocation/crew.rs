@@ -30,6 +30,8 @@ const SIGKILL: i32 = 9;
 pub(super) struct Request {
     uuid: String,
     pub(super) memory_bytes: u64,
+    /// Operations after which it ends; `None`: it works until its time is over.
+    pub(super) passes: Option<u64>,
 }
 
 /// Starts workers, and numbers them.
@@ -72,6 +74,7 @@ impl<'t> Tester<'t> {
         let request = |uuid: &String| Request {
             uuid: uuid.clone(),
             memory_bytes: self.memory_bytes,
+            passes: None,
         };
         uuids.map(request).collect()
     }
@@ -81,14 +84,17 @@ impl<'t> Tester<'t> {
         &mut self,
         phase: AllocationPhase,
         requests: Vec<Request>,
-        (seconds, passes): (f64, Option<u64>),
+        length: Duration,
     ) -> Crew {
         let mut probe = self.probe.clone();
         let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
         probe.deadlines.cuda_kernel += START_OF_A_WORKER.saturating_mul(count);
-        let requested = RequestedWork { seconds, passes };
         let mut members = Vec::new();
         for request in requests {
+            let requested = RequestedWork {
+                seconds: length.as_secs_f64(),
+                passes: request.passes,
+            };
             let ordinal = self.ordinals.entry(request.uuid.clone()).or_default();
             let id = WorkerId::new(ALLOCATION, &[&request.uuid], *ordinal);
             *ordinal += 1;
@@ -106,7 +112,7 @@ impl<'t> Tester<'t> {
             phase,
             members,
             began: Instant::now(),
-            length: Duration::ZERO,
+            length,
         }
     }
 
@@ -264,8 +270,8 @@ pub(super) struct Crew {
     members: Vec<Member>,
     /// When they were released.
     began: Instant,
-    /// How long they are to work; zero where the parent ends them.
-    pub(super) length: Duration,
+    /// How long they are to work.
+    length: Duration,
 }
 
 impl Crew {
@@ -273,8 +279,8 @@ impl Crew {
         self.members.len()
     }
 
-    pub(super) fn first_id(&self) -> Option<WorkerId> {
-        self.members.first().map(|it| it.worker.id.clone())
+    pub(super) fn last_id(&self) -> Option<WorkerId> {
+        self.members.last().map(|it| it.worker.id.clone())
     }
 
     /// Each stands by, or has ended.
@@ -321,17 +327,6 @@ impl Crew {
     pub(super) fn killed_have_ended(&self) -> bool {
         let mut killed = self.members.iter().filter(|it| it.worker.killed);
         killed.all(Member::has_ended)
-    }
-
-    /// Asks every worker to free its memory, report and end.
-    pub(super) fn stop(&self) {
-        for process in self
-            .members
-            .iter()
-            .filter_map(|it| it.process.as_ref().ok())
-        {
-            process.stop();
-        }
     }
 
     pub(super) fn progress(&self) -> AllocationProgress {

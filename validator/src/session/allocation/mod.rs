@@ -35,8 +35,8 @@ const PARTS_OF_STEADY: u32 = 6;
 const EXCESS_BYTES: u64 = 1 << 30;
 /// Requests of the worker that oversubscribes.
 const EXCESSIVE_REQUESTS: u64 = 3;
-/// Time limit of a worker whose end is an order of the parent.
-const UNTIL_STOPPED_S: f64 = 3600.0;
+/// Part of the phase in which workers are killed, so that all of them still work when their moment comes.
+const KILLED_BY: f64 = 0.8;
 /// Time limit in which everything is back to what was before.
 // Source: this project's requirement; the driver frees the memory of a killed process within 1 s.
 const TIME_TO_RECOVER: Duration = Duration::from_secs(2);
@@ -159,7 +159,7 @@ impl Test<'_> {
             let requests = self.tester.round_robin(count, &good);
             self.timed_phase(AllocationPhase::ScalingAll, requests, later);
         }
-        self.seen.oversubscription = self.oversubscribe(&good);
+        self.seen.oversubscription = self.oversubscribe(&good, later);
         self.seen.killing = self.kill(workers, &good, later);
         let limit = if self.is_stopped() {
             TIME_TO_RECOVER_INTERRUPTED
@@ -188,22 +188,27 @@ impl Test<'_> {
         good.cloned().collect()
     }
 
-    /// Workers that all begin at the same time, and end by themselves.
-    fn timed_phase(&mut self, phase: AllocationPhase, requests: Vec<Request>, length: Duration) {
+    /// Workers that all begin at the same time, and end by themselves. Returns the last one's id.
+    fn timed_phase(
+        &mut self,
+        phase: AllocationPhase,
+        requests: Vec<Request>,
+        length: Duration,
+    ) -> Option<WorkerId> {
         if self.is_stopped() || requests.is_empty() {
-            return;
+            return None;
         }
-        let seconds = length.as_secs_f64();
-        let mut crew = self.tester.start(phase, requests, (seconds, None));
-        self.begin(&mut crew, length);
+        let mut crew = self.tester.start(phase, requests, length);
+        let last = crew.last_id();
+        self.begin(&mut crew);
         while !crew.has_ended() {
             self.progress(&crew);
         }
         self.take(crew);
+        last
     }
 
-    fn begin(&mut self, crew: &mut Crew, length: Duration) {
-        crew.length = length;
+    fn begin(&mut self, crew: &mut Crew) {
         while !crew.is_ready() {
             self.progress(crew);
         }
@@ -223,48 +228,38 @@ impl Test<'_> {
     }
 
     /// One worker works, another one on the same GPU requests more than is free.
-    fn oversubscribe(&mut self, good: &[String]) -> Reading<Oversubscription> {
+    fn oversubscribe(&mut self, good: &[String], length: Duration) -> Reading<Oversubscription> {
         if self.is_stopped() {
             return Reading::NotRead("the run was interrupted".to_owned());
         }
         let Some(uuid) = good.first() else {
             return Reading::NotRead("no GPU worked well until then".to_owned());
         };
-        let phase = AllocationPhase::Oversubscription;
-        let neighbour = self.tester.round_robin(1, std::slice::from_ref(uuid));
-        let mut neighbour = self.tester.start(phase, neighbour, (UNTIL_STOPPED_S, None));
-        self.begin(&mut neighbour, Duration::ZERO);
-        self.view.await_round(self.tester.interrupt);
-        let free = self.view.gpu(uuid).and_then(|it| it.memory_free_bytes);
-        let request = free.map(|free_bytes| {
-            let requested_bytes = free_bytes + EXCESS_BYTES;
-            let mut requests = self.tester.round_robin(1, std::slice::from_ref(uuid));
-            for request in &mut requests {
-                request.memory_bytes = requested_bytes;
-            }
-            let terms = (UNTIL_STOPPED_S, Some(EXCESSIVE_REQUESTS));
-            let mut crew = self.tester.start(phase, requests, terms);
-            let worker = crew.first_id();
-            self.begin(&mut crew, Duration::ZERO);
-            while !crew.has_ended() {
-                self.progress(&crew);
-            }
-            self.take(crew);
-            worker.map(|worker| Oversubscription {
-                worker,
-                requested_bytes,
-                free_bytes,
-            })
-        });
-        neighbour.stop();
-        self.take(neighbour);
-        let reason = "the free memory of the GPU was not read";
-        request
-            .flatten()
-            .map_or_else(|| Reading::NotRead(reason.to_owned()), Reading::Value)
+        let before = self.view.gpu(uuid);
+        let Some(free_bytes) = before.and_then(|it| it.memory_free_bytes) else {
+            return Reading::NotRead("the free memory of the GPU was not read".to_owned());
+        };
+        let requested_bytes = free_bytes + EXCESS_BYTES;
+        let mut requests = self.tester.round_robin(2, std::slice::from_ref(uuid));
+        if let Some(excessive) = requests.last_mut() {
+            excessive.memory_bytes = requested_bytes;
+            excessive.passes = Some(EXCESSIVE_REQUESTS);
+        }
+        let worker = self.timed_phase(AllocationPhase::Oversubscription, requests, length);
+        let reason = || "the worker was not started".to_owned();
+        worker.map_or_else(
+            || Reading::NotRead(reason()),
+            |worker| {
+                Reading::Value(Oversubscription {
+                    worker,
+                    requested_bytes,
+                    free_bytes,
+                })
+            },
+        )
     }
 
-    /// SIGKILL for half of the workers, at random moments of `length`.
+    /// SIGKILL for half of the workers, at random moments before they end by themselves.
     fn kill(&mut self, workers: u32, good: &[String], length: Duration) -> Reading<KillingPhase> {
         let requests = self.tester.round_robin(workers, good);
         if self.is_stopped() {
@@ -273,10 +268,14 @@ impl Test<'_> {
         if requests.is_empty() {
             return Reading::NotRead("no GPU worked well until then".to_owned());
         }
-        let phase = AllocationPhase::Killing;
-        let mut crew = self.tester.start(phase, requests, (UNTIL_STOPPED_S, None));
-        self.begin(&mut crew, length);
-        for (moment, worker) in self.tester.random_kills(crew.count(), length) {
+        let mut crew = self
+            .tester
+            .start(AllocationPhase::Killing, requests, length);
+        self.begin(&mut crew);
+        let kills = self
+            .tester
+            .random_kills(crew.count(), length.mul_f64(KILLED_BY));
+        for (moment, worker) in kills {
             while crew.since_go() < moment && !self.is_stopped() {
                 self.progress(&crew);
             }
@@ -285,20 +284,22 @@ impl Test<'_> {
             }
         }
         let killed = crew.killed_pids();
-        let gone = self.await_unlisted(&mut crew);
-        crew.stop();
+        let unlisted = self.await_unlisted(&crew);
+        while !crew.has_ended() {
+            self.progress(&crew);
+        }
         self.take(crew);
         if self.is_stopped() {
             return Reading::NotRead("the run was interrupted".to_owned());
         }
         Reading::Value(KillingPhase {
             killed: u32::try_from(killed.len()).unwrap_or(u32::MAX),
-            unlisted_after_s: gone.map(|it| it.as_secs_f64()),
+            unlisted_after_s: unlisted.map(|it| it.as_secs_f64()),
         })
     }
 
     /// Time until NVML lists no killed worker.
-    fn await_unlisted(&mut self, crew: &mut Crew) -> Option<Duration> {
+    fn await_unlisted(&mut self, crew: &Crew) -> Option<Duration> {
         let began = Instant::now();
         let killed = crew.killed_pids();
         while !self.is_stopped() {
