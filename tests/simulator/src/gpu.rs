@@ -704,7 +704,7 @@ impl Default for VisibleTo {
 }
 
 /// What is wrong with some of the calls by which a process frees device memory.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FreeFault {
     pub kind: FreeFaultKind,

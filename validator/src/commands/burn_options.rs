@@ -53,7 +53,7 @@ pub(crate) struct BurnOfRun {
     allocation_memory: WorkerMemory,
 }
 
-/// Of the allocation test in a run: with its other phases some 10 s.
+/// Of the allocation test in a run: with its other phases some 8 s, and the starts of processes, a quarter of a second each.
 const ALLOCATION_DURATION: &str = "4s";
 
 impl BurnOfRun {

@@ -84,7 +84,7 @@ pub(crate) trait Workload {
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &'g Reporter,
+        reporter: &Reporter,
         run: &mut WorkloadRun,
     ) -> Result<Self::Prepared<'g>, WorkerEnd>;
 }

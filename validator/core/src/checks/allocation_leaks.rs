@@ -18,10 +18,10 @@
 //! ## Source
 //! The time limit is this project's requirement. A context takes 0.3 to 0.6 GiB (BENCHMARKS.md), far above the tolerance.
 
-use crate::allocation::{Leftover, leftovers, newcomers, pids};
+use crate::allocation::{Leftover, leftovers, lists_workers, newcomers, pids};
 use crate::cause::{CauseKind, RecommendedAction};
 use crate::check::{Check, Judge};
-use crate::facts::{AllocationFacts, Facts};
+use crate::facts::{AllocationFacts, AllocationSnapshot, Facts};
 use crate::findings::{Evidence, Judgement, Outcome, Verdict};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -47,6 +47,13 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let after = allocation
         .after
         .required("state of the GPUs after the last worker")?;
+    for uuid in &allocation.plan.gpus {
+        let memory = |it: &AllocationSnapshot| it.gpus.get(uuid)?.memory_used_bytes;
+        if memory(before).is_none() || memory(after).is_none() {
+            let text = format!("the memory in use of {uuid} was not read");
+            return Ok(Outcome::error(text));
+        }
+    }
     let (beside_others, left): (Vec<Leftover>, Vec<Leftover>) = leftovers(before, after, &workers)
         .into_iter()
         .partition(|it| is_excused(it, allocation));
@@ -74,10 +81,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .expected("no killed process in NVML's lists after 2 s")
         .remedy("search the kernel log for Xids: dmesg | grep NVRM; reset the GPU"));
     };
-    Ok(Outcome::pass(format!(
-        "{text}, {} of which were killed: {unlisted_s:.1} s after the last kill NVML listed none of these",
-        killing.killed
-    )))
+    let text = format!("{text}, {} of which were killed", killing.killed);
+    Ok(Outcome::pass(if lists_workers(allocation) {
+        format!("{text}: {unlisted_s:.1} s after the last kill NVML listed none of these")
+    } else {
+        format!("{text}, by the GPUs' memory; NVML listed none of them at any time")
+    }))
 }
 
 /// Memory of which others may be the owners.
@@ -172,6 +181,17 @@ mod tests {
     }
 
     #[test]
+    fn processes_that_nvml_never_listed_are_not_said_to_be_gone_from_its_lists() {
+        let finding = judge(&allocated_node_with(|it| it.listed.clear()));
+        assert_eq!(finding.verdict, Verdict::Pass);
+        assert!(
+            finding
+                .summary
+                .contains("NVML listed none of them at any time")
+        );
+    }
+
+    #[test]
     fn memory_of_newcomers_is_not_ours() {
         let mut facts = with_memory(300);
         let allocation = facts.load.allocation.as_mut().expect("a test");
@@ -200,7 +220,13 @@ mod tests {
     #[test]
     fn what_was_not_read_is_an_error_and_what_was_not_tested_is_skipped() {
         let unread = allocated_node_with(|it| it.after = Reading::NotRead("no NVML".to_owned()));
-        assert_eq!(judge(&unread).verdict, Verdict::Error);
+        let no_memory = allocated_node_with(|it| {
+            let uuid = it.plan.gpus[3].clone();
+            after(it).gpus.remove(&uuid);
+        });
+        for facts in [unread, no_memory] {
+            assert_eq!(judge(&facts).verdict, Verdict::Error);
+        }
         assert_eq!(judge(&healthy_node()).verdict, Verdict::Skip);
         let mut stopped = with_memory(300);
         stopped.interrupted = Some("SIGINT".to_owned());

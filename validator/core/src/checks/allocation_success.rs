@@ -25,7 +25,7 @@ use crate::allocation::{TestedWorker, is_oversubscribed, newcomers, phase_name, 
 use crate::cause::{CauseKind, RecommendedAction};
 use crate::check::{Check, Judge};
 use crate::facts::{
-    AllocationFacts, AllocationPhase, Facts, GpuFacts, Reading, WorkerEnd, WorkloadRun,
+    AllocationFacts, AllocationPhase, ComputeMode, Facts, GpuFacts, Reading, WorkerEnd, WorkloadRun,
 };
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -63,7 +63,12 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     }
     let allocation = queries::allocation_test(facts, profile)?;
     if runs.is_empty() {
-        return Ok(Outcome::skip("no worker was assigned to this GPU"));
+        let is_exclusive = gpu.compute_mode.value() == Some(&ComputeMode::ExclusiveProcess);
+        return Ok(Outcome::skip(if is_exclusive {
+            "compute mode EXCLUSIVE_PROCESS lets no two processes use this GPU"
+        } else {
+            "no worker was assigned to this GPU"
+        }));
     }
     if !allocation.plan.gpus.contains(uuid) {
         return Ok(refused(runs[0]));
@@ -304,6 +309,17 @@ mod tests {
         assert_eq!((busy.verdict, busy.busy), (Verdict::Error, true));
         let error = untested(Reading::NotRead("no CUDA".to_owned()));
         assert_eq!((error.verdict, error.busy), (Verdict::Error, false));
+    }
+
+    #[test]
+    fn a_gpu_for_one_process_alone_is_not_shared() {
+        let mut facts = allocated_node();
+        let uuid = facts.gpus[2].uuid.value().cloned().expect("a UUID");
+        facts.load.runs.retain(|it| !it.id.has_gpu(&uuid));
+        facts.gpus[2].compute_mode = Reading::Value(crate::facts::ComputeMode::ExclusiveProcess);
+        let finding = &judge(&facts)[2];
+        assert_eq!(finding.verdict, Verdict::Skip);
+        assert!(finding.summary.contains("EXCLUSIVE_PROCESS"));
     }
 
     #[test]

@@ -18,8 +18,9 @@ use crate::probe::ProbeOptions;
 use crew::{Crew, Request, Tester};
 use leftovers::{await_nothing_left, snapshot};
 use validator_core::facts::{
-    ALLOCATION, AllocationFacts, AllocationPhase, AllocationPlan, AllocationWorker, Facts,
-    GpuFacts, KillingPhase, Oversubscription, Reading, RequestedWork, WorkerEnd, WorkloadRun,
+    ALLOCATION, AllocationFacts, AllocationPhase, AllocationPlan, AllocationWorker, ComputeMode,
+    Facts, GpuFacts, KillingPhase, Oversubscription, Reading, RequestedWork, WorkerEnd,
+    WorkloadRun,
 };
 use validator_core::worker_id::WorkerId;
 use view::View;
@@ -120,6 +121,10 @@ fn gpus_to_test(
         let Some(uuid) = gpu.uuid.value().filter(|it| is_worked(it, &load)) else {
             continue;
         };
+        // A second process would be refused, which is what the mode is for.
+        if gpu.compute_mode.value() == Some(&ComputeMode::ExclusiveProcess) {
+            continue;
+        }
         let kernel = facts.load.cuda_kernel.get(uuid);
         match why_not_worked(gpu, &load, no_cuda.as_deref(), kernel) {
             Some(end) => refused.push((uuid.clone(), end)),

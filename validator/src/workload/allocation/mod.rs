@@ -4,6 +4,7 @@
 //! word on the device, and frees the memory. Before an operation frees its memory it leaves marks there; an allocation that
 //! holds the mark of another worker has received that worker's data.
 
+mod current_call;
 mod mark;
 
 use std::time::Duration;
@@ -19,6 +20,7 @@ use super::{Prepared, Step, WorkerGpu, Workload};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory};
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
+use current_call::{Call, CurrentCall};
 use mark::Mark;
 
 /// Pause after a refused allocation: requests in a row take driver locks that all processes share.
@@ -70,7 +72,7 @@ impl Workload for AllocationTask {
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &'g Reporter,
+        reporter: &Reporter,
         run: &mut WorkloadRun,
     ) -> Result<PreparedAllocation<'g>, WorkerEnd> {
         let [gpu] = gpus else {
@@ -87,7 +89,7 @@ impl Workload for AllocationTask {
         let prepared = PreparedAllocation {
             task: self.clone(),
             gpu,
-            reporter,
+            call: CurrentCall::watch(),
             kernels,
             bytes: budget.of(free).max(WORD_BYTES) / WORD_BYTES * WORD_BYTES,
             step: 0,
@@ -102,7 +104,7 @@ impl Workload for AllocationTask {
 pub(crate) struct PreparedAllocation<'g> {
     task: AllocationTask,
     gpu: &'g WorkerGpu,
-    reporter: &'g Reporter,
+    call: CurrentCall,
     kernels: PatternKernels<'g>,
     bytes: u64,
     step: u64,
@@ -128,6 +130,7 @@ impl Prepared for PreparedAllocation<'_> {
 
 impl PreparedAllocation<'_> {
     fn operate(&mut self, run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
+        self.call.begin(Call::Allocate);
         let memory = match self.gpu.context.allocate(self.bytes) {
             Ok(memory) => memory,
             Err(CudaFailure::Status { code, .. }) if code == CUDA_ERROR_OUT_OF_MEMORY => {
@@ -143,11 +146,13 @@ impl PreparedAllocation<'_> {
             test: self.task.seed,
             worker: self.task.number,
         };
+        self.call.begin(Call::Copy);
         self.detail.foreign_marks += u64::from(own.another_is_in(&memory)?);
+        self.call.begin(Call::Compute);
         self.compute(&memory, run)?;
+        self.call.begin(Call::Copy);
         own.write_to(&memory)?;
-        // The parent reports the call in which a worker that hangs was last.
-        self.reporter.step("cuMemFree_v2");
+        self.call.begin(Call::Free);
         memory.free()?;
         Ok(())
     }
