@@ -115,9 +115,7 @@ pub(crate) fn collect(
             probe::add_cuda(&mut facts, cuda.join());
         }
         // A thread that panicked has read nothing, which is what the facts then are.
-        if let Some(Ok((found, milliseconds))) =
-            environment.map(Scoped::join)
-        {
+        if let Some(Ok((found, milliseconds))) = environment.map(Scoped::join) {
             facts.environment = Some(found);
             facts
                 .timings_ms

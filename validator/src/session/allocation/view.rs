@@ -46,7 +46,7 @@ impl View {
         let thread = {
             let (seen, is_over) = (Arc::clone(&seen), Arc::clone(&is_over));
             // The kernel kills the process when the thread that started it ends.
-            std::thread::spawn(move || {
+            let follow = move || {
                 let trouble = match WorkerProcess::start(&program, &arguments, &[]) {
                     Ok(worker) => listen(worker, &seen, &is_over, silence),
                     Err(error) => Some(format!("cannot start {}: {error}", program.display())),
@@ -55,12 +55,18 @@ impl View {
                 seen.trouble = seen.trouble.take().or(trouble);
                 // Whoever waits for a round waits for nothing.
                 seen.rounds = u64::MAX;
-            })
+            };
+            std::thread::Builder::new().spawn(follow)
         };
+        let thread = thread.map_err(|error| {
+            let mut seen = lock(&seen);
+            seen.trouble = Some(format!("no thread could be started to read NVML: {error}"));
+            seen.rounds = u64::MAX;
+        });
         Self {
             seen,
             is_over,
-            thread: Some(thread),
+            thread: thread.ok(),
             silence,
         }
     }

@@ -45,15 +45,14 @@ impl CurrentCall {
     pub(super) fn watch() -> Self {
         let state = Arc::new(State::default());
         let watched = Arc::clone(&state);
-        let thread = std::thread::spawn(move || {
+        let watch = move || {
             // The worker's own reporter may be in the hands of the thread that hangs.
             let reporter = Reporter::new();
             report_long_calls(&watched, &mut |call| reporter.step(call));
-        });
-        Self {
-            state,
-            thread: Some(thread),
-        }
+        };
+        // Where the host refuses a thread a hang is reported without its call.
+        let thread = std::thread::Builder::new().spawn(watch).ok();
+        Self { state, thread }
     }
 
     pub(super) fn begin(&self, call: Call) {
