@@ -129,8 +129,8 @@ fn workers_share_two_gpus_in_turn_and_leave_nothing() {
 }
 
 /// The objections of a run of the test on a node with these changes.
-fn objections(node: &str, faults: &[&str], changes: &[&str], arguments: &[&str]) -> (Node, Ran) {
-    let node = Node::with(node, faults, changes);
+fn objections(node: &str, changes: &[&str], arguments: &[&str]) -> (Node, Ran) {
+    let node = Node::with(node, &[], changes);
     let ran = run(&node, arguments);
     (node, ran)
 }
@@ -138,7 +138,7 @@ fn objections(node: &str, faults: &[&str], changes: &[&str], arguments: &[&str])
 #[test]
 fn a_process_on_another_gpu_than_its_own_is_found_by_nvml() {
     let change = "gpus.1.cuda_lands_on=0";
-    let (node, ran) = objections("h100-pcie-2", &[], &[change], &["--workers", "2"]);
+    let (node, ran) = objections("h100-pcie-2", &[change], &["--workers", "2"]);
     assert!(
         ran.report
             .not_green()
@@ -159,7 +159,6 @@ fn a_worker_that_hangs_in_free_is_ended_and_named_with_the_call() {
     let change = "gpu.free_fault={kind: hang, first: 20}";
     let (node, ran) = objections(
         "h200x1",
-        &[],
         &[change],
         &["--duration", "60s", "--memory", "4KiB"],
     );
@@ -180,7 +179,6 @@ fn memory_that_is_not_given_back_is_found_after_the_last_worker() {
     let change = "gpu.free_fault={kind: keep, first: 2, count: 40}";
     let (node, ran) = objections(
         "h200x1",
-        &[],
         &[change],
         &["--duration", "3s", "--memory", "4KiB"],
     );
@@ -199,7 +197,7 @@ fn memory_that_is_not_given_back_is_found_after_the_last_worker() {
 #[test]
 fn one_wrong_word_fails_whatever_share_must_succeed() {
     let change = "gpu.wrong_results={kind: bit, kernel: memory_write, every_launches: 1000000}";
-    let (node, ran) = objections("h200x1", &[], &[change], &["--minimum-success", "0"]);
+    let (node, ran) = objections("h200x1", &[change], &["--minimum-success", "0"]);
     assert_eq!(ran.report.not_green(), set(&["allocation_success: fail"]));
     let facts = facts_of(&node);
     let wrong: u64 = workers(&facts, "steady")
@@ -243,12 +241,8 @@ fn ctrl_c_ends_the_test_with_what_was_measured_and_leaves_nothing() {
 
 #[test]
 fn a_gpu_that_others_use_is_busy() {
-    let (node, ran) = objections(
-        "h200x1",
-        &["foreign-process"],
-        &["processes.training-job.gpu=0"],
-        &[],
-    );
+    let others = "processes.training-job={gpu: 0, pid: 4000001, memory: 20GiB}";
+    let (node, ran) = objections("h200x1", &[others], &[]);
     assert_eq!(ran.code, 4, "{}", ran.stdout);
     let finding = ran.report.finding("allocation_success");
     assert_eq!(

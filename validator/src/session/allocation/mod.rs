@@ -1,8 +1,8 @@
 //! The allocation test: many worker processes share GPUs, some are killed, one requests too much, and nothing may be left.
 //!
 //! Phases run one after another: steady work of all workers, one GPU against all, a request above what is free, and SIGKILL at
-//! random moments. A GPU whose steady workers did not all end well takes no part in the later phases: it would only fail or
-//! hang again, for as long.
+//! random moments. A GPU whose steady workers did not all end well and right takes no part in the later phases: it would only
+//! fail or hang again, for as long.
 
 mod crew;
 mod leftovers;
@@ -182,12 +182,13 @@ impl Test<'_> {
         self.tester.interrupt.signal().is_some()
     }
 
-    /// GPUs that had workers, all of which ended well.
+    /// GPUs that had workers, all of which ended well and without a wrong result.
     fn good_gpus(&self, uuids: &[String]) -> Vec<String> {
         let of = |uuid: &String| self.runs.iter().filter(|it| it.id.has_gpu(uuid)).count();
         let ended_well = |uuid: &String| {
             let mut runs = self.runs.iter().filter(|it| it.id.has_gpu(uuid));
-            runs.all(|it| it.end.value() == Some(&WorkerEnd::Finished))
+            let finished = Some(&WorkerEnd::Finished);
+            runs.all(|it| it.end.value() == finished && it.mismatches == 0)
         };
         let good = uuids.iter().filter(|it| of(it) > 0 && ended_well(it));
         good.cloned().collect()
