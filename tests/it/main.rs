@@ -1,5 +1,6 @@
 //! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
 
+mod allocation;
 mod api_server_tls;
 mod attack;
 mod burn;

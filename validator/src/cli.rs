@@ -50,6 +50,8 @@ Examples:
       gpu-validator environment --explain \"torch 2.11 cu126 on B200 driver 570\"
   Multiply at the power limit for a minute, every product verified:
       gpu-validator burn --duration 60s
+  Do many processes get the GPUs that they should, and leave nothing?
+      gpu-validator allocation --workers 12 --duration 90s --memory 1GiB
   Why did a check fail, and what is to be done?
       gpu-validator checks explain row_remapping";
 
@@ -57,6 +59,7 @@ Examples:
 enum Command {
     Run(Box<commands::run::Arguments>),
     Burn(commands::burn::Arguments),
+    Allocation(Box<commands::allocation::Arguments>),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
     /// Many nodes: their reports in one
@@ -116,6 +119,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),
+        Command::Allocation(arguments) => commands::allocation::allocation(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
         Command::Fleet(command) => commands::fleet::fleet(command),

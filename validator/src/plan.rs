@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use validator_core::facts::{Precision, SensorSample};
+use validator_core::facts::{AllocationPhase, Precision, SensorSample};
 use validator_core::plan::EngineChoice;
 
 /// What is asked of a burn.
@@ -40,6 +40,49 @@ impl BurnOptions {
             engine: EngineChoice::Auto,
         }
     }
+}
+
+/// The request for an allocation test.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AllocationOptions {
+    /// UUIDs; empty: every GPU.
+    pub gpus: Vec<String>,
+    /// On all GPUs together; `None`: two a GPU.
+    pub workers: Option<u32>,
+    /// Of the steady phase.
+    pub duration: Duration,
+    /// Of each worker.
+    pub memory_bytes: u64,
+    /// Share of the workers that must succeed.
+    pub minimum_success_percent: f64,
+    /// Tests a GPU although others use it.
+    pub share: bool,
+}
+
+impl AllocationOptions {
+    /// Two workers on every GPU, all of which must succeed.
+    pub(crate) fn lasting(duration: Duration, memory_bytes: u64, share: bool) -> Self {
+        Self {
+            gpus: Vec::new(),
+            workers: None,
+            duration,
+            memory_bytes,
+            minimum_success_percent: 100.0,
+            share,
+        }
+    }
+}
+
+/// How far the allocation test is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AllocationProgress {
+    pub phase: AllocationPhase,
+    /// Those that have not ended.
+    pub workers: usize,
+    pub operations: u64,
+    pub failures: u64,
+    /// Of the phase.
+    pub left: Duration,
 }
 
 /// How much of a GPU's memory is written and read back every sweep.

@@ -124,6 +124,12 @@ pub struct Gpu {
     pub cuda_error: Option<CudaError>,
     #[serde(default)]
     pub cuda_hang: Option<CudaCall>,
+    /// `cuMemFree` that does not return, or does not give memory back.
+    #[serde(default)]
+    pub free_fault: Option<FreeFault>,
+    /// Contexts and memory of this GPU come to be on another one, by its number: CUDA reports this one, NVML the other.
+    #[serde(default)]
+    pub cuda_lands_on: Option<u32>,
     #[serde(default)]
     pub wrong_results: Option<WrongResults>,
     /// Device memory and copies that do not keep what was written.
@@ -695,6 +701,37 @@ impl Default for VisibleTo {
             cuda: true,
         }
     }
+}
+
+/// What is wrong with some of the calls by which a process frees device memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FreeFault {
+    pub kind: FreeFaultKind,
+    /// The first wrong call of each process, counted from 0.
+    #[serde(default)]
+    pub first: u64,
+    /// How many calls of each process are wrong.
+    #[serde(default = "one")]
+    pub count: u64,
+}
+
+impl FreeFault {
+    /// Whether the call with this number is wrong.
+    pub fn strikes(&self, number: u64) -> bool {
+        number
+            .checked_sub(self.first)
+            .is_some_and(|since| since < self.count)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FreeFaultKind {
+    /// The call does not return.
+    Hang,
+    /// The call succeeds, and the memory stays in use, also after the process.
+    Keep,
 }
 
 /// An error that CUDA calls on this GPU return; `cuda_hang` names calls that do not return at all.

@@ -113,6 +113,8 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
     environment.insert("LD_LIBRARY_PATH".to_owned(), search_path);
     // The host's processor multiplies for all GPUs, so that a burn of seconds over all memory would take hours.
     for (name, value) in [
+        ("GPU_VALIDATOR_ALLOCATION_DURATION", "0.5s"),
+        ("GPU_VALIDATOR_ALLOCATION_MEMORY", "256KiB"),
         ("GPU_VALIDATOR_BURN_DURATION", "0.2s"),
         ("GPU_VALIDATOR_BURN_MEMORY", "8MiB"),
     ] {

@@ -21,7 +21,7 @@ pub const MAX_GPUS: usize = 16;
 pub const MAX_PROCESSES: usize = 64;
 /// Events that are kept; an event set that is read more rarely loses the oldest.
 const EVENT_CAPACITY: usize = 256;
-const MAGIC: u64 = 0x4750_5553_494d_0004;
+const MAGIC: u64 = 0x4750_5553_494d_0005;
 /// Changes in time that a node can have, those that were set while it ran included.
 pub const MAX_CHANGES: usize = 256;
 
@@ -69,6 +69,8 @@ pub struct GpuState {
     spoilable_launches: AtomicU64,
     /// What sysfs shows of the PCIe link (`Node::show_link`).
     shown_link: AtomicU64,
+    /// Memory that was freed and not given back (`FreeFault`), in bytes.
+    kept_bytes: AtomicU64,
     pub(crate) dynamics: crate::dynamics::DynamicState,
     processes: [ProcessSlot; MAX_PROCESSES],
 }
@@ -367,12 +369,16 @@ impl GpuState {
             .collect()
     }
 
-    /// Memory that living processes hold, in bytes.
+    /// Memory that living processes hold, and that nobody gave back, in bytes.
     pub fn memory_used(&self) -> u64 {
-        self.processes()
-            .iter()
-            .map(|process| process.memory_bytes)
-            .sum()
+        let processes = self.processes();
+        let held: u64 = processes.iter().map(|process| process.memory_bytes).sum();
+        held + self.kept_bytes.load(Ordering::Acquire)
+    }
+
+    /// Keeps memory for good, whoever had it.
+    pub(crate) fn keep_memory(&self, bytes: u64) {
+        self.kept_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
     /// Whether a living process runs a kernel.
@@ -425,6 +431,10 @@ impl ProcessSlot {
 
     /// Takes memory if the GPU (`capacity` bytes for all processes together) still has it.
     pub fn take_memory(&self, gpu: &GpuState, bytes: u64, capacity: u64) -> bool {
+        // A request that is plainly too large must not have others refused for a moment.
+        if gpu.memory_used().saturating_add(bytes) > capacity {
+            return false;
+        }
         self.memory_bytes.fetch_add(bytes, Ordering::AcqRel);
         // Two processes that take the last memory at once both see the sum and may both be refused, never both be served.
         if gpu.memory_used() <= capacity {

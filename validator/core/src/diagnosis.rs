@@ -97,6 +97,12 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
     use CauseKind as K;
     use RecommendedAction as A;
     &[
+        ("allocation_balance", K::Performance, A::Drain),
+        ("allocation_isolation", K::HostSoftware, A::FixSoftware),
+        ("allocation_leaks", K::LoadFailed, A::Reset),
+        ("allocation_oversubscription", K::LoadFailed, A::Drain),
+        ("allocation_scaling", K::Performance, A::Drain),
+        ("allocation_success", K::LoadFailed, A::Reset),
         ("burn_completed", K::LoadFailed, A::Reset),
         ("burn_errors", K::GpuHardware, A::Reset),
         ("burn_power", K::PowerAndThermal, A::Drain),

@@ -32,6 +32,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod after_load;
+pub mod allocation;
 pub mod burned;
 mod cause;
 pub mod check;

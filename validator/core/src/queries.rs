@@ -2,8 +2,8 @@
 
 use crate::expect;
 use crate::facts::{
-    ComputeCapability, Facts, GpuFacts, GpuProcess, ImageFacts, KernelModules, PciDevice, Reading,
-    ServiceState,
+    AllocationFacts, ComputeCapability, Facts, GpuFacts, GpuProcess, ImageFacts, KernelModules,
+    PciDevice, Reading, ServiceState,
 };
 use crate::findings::{GpuSubject, Outcome, Verdict};
 use crate::profile::{Profile, ServiceRequirement, Severity};
@@ -26,6 +26,24 @@ pub(crate) fn reported_by(root_cause: &str, reason: &str, profile: &Profile) -> 
     } else {
         Outcome::skip(format!("{reason}, which {root_cause} reports"))
     }
+}
+
+/// The allocation test, where it ran to its end.
+pub(crate) fn allocation_test<'f>(
+    facts: &'f Facts,
+    profile: &Profile,
+) -> Result<&'f AllocationFacts, Outcome> {
+    if facts.interrupted.is_some() {
+        let reason = "the run was stopped before the end of the allocation test";
+        return Err(reported_by("run_complete", reason, profile));
+    }
+    let allocation = facts.load.allocation.as_deref();
+    allocation.ok_or_else(|| Outcome::skip("no allocation test was requested"))
+}
+
+/// The outcome of a check of the allocation test that lacks what a worker would have reported.
+pub(crate) fn workers_failed(reason: &str, profile: &Profile) -> Outcome {
+    reported_by("allocation_success", reason, profile)
 }
 
 /// This process runs in a container, from which services, `/proc` and devices of the host may be hidden.

@@ -271,7 +271,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 }
 
 /// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
-fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
+pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
         let visible = crate::session::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
         return Ok(visible.unwrap_or_default());

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use crate::plan::BurnOptions;
-use crate::plan::MemoryShare;
+use super::allocation::{ALLOCATION_MEMORY, WorkerMemory};
+use crate::plan::{AllocationOptions, BurnOptions, MemoryShare};
 use validator_core::facts::Precision;
 use validator_core::level::Level;
 use validator_core::plan::EngineChoice;
@@ -33,9 +33,44 @@ pub(crate) struct BurnOfRun {
     /// Burn a GPU although other processes use it
     #[arg(long)]
     burn_share: bool,
+    /// How long the workers of the allocation test work, at level extended
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = ALLOCATION_DURATION,
+        env = "GPU_VALIDATOR_ALLOCATION_DURATION",
+        hide = true
+    )]
+    allocation_duration: BurnDuration,
+    /// Memory of each of them
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = ALLOCATION_MEMORY,
+        env = "GPU_VALIDATOR_ALLOCATION_MEMORY",
+        hide = true
+    )]
+    allocation_memory: WorkerMemory,
 }
 
+/// Of the allocation test in a run: with its other phases some 8 s, and the starts of processes, a quarter of a second each.
+const ALLOCATION_DURATION: &str = "4s";
+
 impl BurnOfRun {
+    /// The allocation test beside this burn, or why there is none.
+    pub(crate) fn allocation(
+        &self,
+        level: Level,
+        burn: &Result<BurnOptions, String>,
+    ) -> Result<AllocationOptions, String> {
+        let burn = burn.as_ref().map_err(Clone::clone)?;
+        if level < Level::Extended {
+            return Err(format!("level {level} has no allocation test"));
+        }
+        let (duration, memory) = (self.allocation_duration.0, self.allocation_memory.0);
+        Ok(AllocationOptions::lasting(duration, memory, burn.share))
+    }
+
     /// What to burn, or why nothing is burned. An error is a burn that cannot end before the run is stopped.
     pub(crate) fn plan(
         &self,
@@ -192,6 +227,8 @@ mod tests {
             burn_engine: None,
             burn_memory: None,
             burn_share: false,
+            allocation_duration: BurnDuration(Duration::from_secs(4)),
+            allocation_memory: WorkerMemory(256 << 20),
         }
     }
 

@@ -47,6 +47,7 @@ pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
+    options.allocation = arguments.burn.allocation(arguments.level, &options.burn);
     let mut facts = watch(options, &interrupt, &mut |_, _| {});
     if arguments.anonymize {
         facts = facts.anonymized()?;

@@ -2,6 +2,8 @@
 
 // Comments on arguments are the help text, where backticks are noise.
 #[allow(clippy::doc_markdown)]
+pub(crate) mod allocation;
+#[allow(clippy::doc_markdown)]
 pub(crate) mod burn;
 mod burn_options;
 mod burn_view;

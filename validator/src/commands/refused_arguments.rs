@@ -35,7 +35,7 @@ fn words(arguments: &[OsString]) -> impl Iterator<Item = &str> {
 pub(crate) fn writes_reports(arguments: &[OsString]) -> bool {
     let mut words = words(arguments);
     match words.next().unwrap_or_default() {
-        "run" | "judge" | "collect" => true,
+        "run" | "judge" | "collect" | "allocation" => true,
         "burn" => !words.any(|it| matches!(it, "status" | "stop")),
         "hook" => words.any(|it| it == "pre-job"),
         "kubernetes" => words.any(|it| it == "gate"),

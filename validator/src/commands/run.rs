@@ -68,6 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
+    options.allocation = arguments.burn.allocation(arguments.level, &options.burn);
     let asked = Asked {
         profile: &profile,
         profile_name: &profile_name,

@@ -54,6 +54,12 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         nodes: Nodes,
     },
+    /// Reads who uses GPUs, again and again until SIGTERM
+    GpuUsers {
+        /// UUIDs of the GPUs
+        #[arg(long)]
+        gpu: Vec<String>,
+    },
     /// Reads NVML's sensors again and again until SIGTERM
     Sensors {
         /// UUIDs of the GPUs
@@ -103,6 +109,7 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
                 crate::workload::worker::run_worker(&assignment, is_alone, failed)
             });
         }
+        WorkerCommand::GpuUsers { gpu } => crate::probe::run_users_worker(&gpu),
         WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
     }
     ExitCode::SUCCESS

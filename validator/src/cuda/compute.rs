@@ -336,14 +336,29 @@ impl DeviceMemory<'_, '_> {
     }
 }
 
+impl DeviceMemory<'_, '_> {
+    /// Frees the memory and returns the driver's answer, which a drop leaves out.
+    pub(crate) fn free(self) -> CudaResult<()> {
+        let memory = std::mem::ManuallyDrop::new(self);
+        memory.free_once()
+    }
+
+    /// The last use of the memory.
+    fn free_once(&self) -> CudaResult<()> {
+        type Free = unsafe extern "C" fn(u64) -> u32;
+        let call = "cuMemFree_v2";
+        // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
+        let free = unsafe { self.context.cuda.function::<Free>(&[call]) }?;
+        // SAFETY: the memory was allocated by this wrapper; `free` and `drop` each call this once, and never both.
+        let code = unsafe { free(self.address) };
+        self.context.cuda.checked(call, code)
+    }
+}
+
 impl Drop for DeviceMemory<'_, '_> {
     fn drop(&mut self) {
-        type Free = unsafe extern "C" fn(u64) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
-        if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFree_v2"]) } {
-            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes nothing any more.
-            unsafe { free(self.address) };
-        }
+        // A failure changes nothing any more.
+        let _ = self.free_once();
     }
 }
 

@@ -56,7 +56,7 @@ impl std::fmt::Display for CudaFailure {
     }
 }
 
-type CudaResult<T> = Result<T, CudaFailure>;
+pub(crate) type CudaResult<T> = Result<T, CudaFailure>;
 
 /// A loaded `libcuda.so.1`; never unloaded, since the driver's own threads may outlive any use of it.
 pub(crate) struct CudaLibrary {

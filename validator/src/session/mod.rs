@@ -1,5 +1,6 @@
 //! A session: the stages of a run, the workers that stand by for the load, and the probes that are deferred until then.
 
+pub(crate) mod allocation;
 pub(crate) mod burn;
 mod burn_process;
 mod burn_state;
@@ -19,7 +20,7 @@ use validator_core::facts::{BurnPlan, FACTS_FORMAT, Facts, GpuFacts, KubernetesF
 use validator_core::level::{Level, Stage};
 
 use crate::interrupt::Interrupt;
-use crate::plan::{BurnOptions, BurnProgress};
+use crate::plan::{AllocationOptions, BurnOptions, BurnProgress};
 use crate::probe;
 use crate::probe::Part;
 use crate::probe::ProbeOptions;
@@ -33,6 +34,8 @@ pub(crate) struct SessionOptions {
     pub(crate) probe: ProbeOptions,
     /// The burn at level standard and above, or the reason why there is none.
     pub(crate) burn: Result<BurnOptions, String>,
+    /// The allocation test at level extended, on the GPUs that the burn works, or the reason why there is none.
+    pub(crate) allocation: Result<AllocationOptions, String>,
     /// Prepares a burn that the caller starts after the session.
     pub(crate) standby: Option<Arc<Standby>>,
 }
@@ -42,6 +45,7 @@ impl From<ProbeOptions> for SessionOptions {
         Self {
             probe,
             burn: Err("no burn was asked for".to_owned()),
+            allocation: Err("no allocation test was requested".to_owned()),
             standby: None,
         }
     }
@@ -220,6 +224,17 @@ fn work(
             );
             if session.probe.level >= Level::Extended && interrupt.reason().is_none() {
                 workloads::test_memory(&burn, &session.probe, standby, facts, interrupt);
+            }
+            if let Ok(allocation) = &session.allocation
+                && interrupt.reason().is_none()
+            {
+                let gpus = burn.gpus.clone();
+                let options = AllocationOptions {
+                    gpus,
+                    ..allocation.clone()
+                };
+                let probe = &session.probe;
+                allocation::test_allocation(&options, probe, facts, interrupt, &mut |_| {});
             }
         }
         Err(reason) => facts.load.burn_plan = Some(BurnPlan::Off(reason)),

@@ -62,9 +62,11 @@ pub(super) fn test_memory(
                         } else {
                             OnForeignProcess::Yield
                         },
+                        stands_by: false,
                         task,
                     };
-                    start(&assignment, gpu, probe, interrupt)
+                    let follower = RunFollower::of(&assignment);
+                    start_worker(&assignment, gpu, probe, follower, interrupt)
                 })
                 .map_err(Reading::NotRead),
         };
@@ -83,10 +85,11 @@ pub(super) fn test_memory(
 }
 
 /// Starts the worker of an assignment with one GPU.
-fn start(
+pub(super) fn start_worker<F: Follower<Run = WorkloadRun>>(
     assignment: &Assignment,
     gpu: &GpuFacts,
     probe: &ProbeOptions,
+    follower: F,
     interrupt: &Interrupt,
 ) -> Result<WorkloadProcess<WorkloadRun>, String> {
     let text = serde_json::to_string(assignment).map_err(|error| error.to_string())?;
@@ -101,16 +104,22 @@ fn start(
         environment: cuda_environment(&assignment.devices.join(",")),
         deadlines: probe.deadlines,
     };
-    let follower = RunFollower {
-        id: assignment.id.clone(),
-        requested: assignment.requested,
-    };
     WorkloadProcess::start(start, follower, interrupt)
 }
 
-struct RunFollower {
+/// Keeps the last report of a worker.
+pub(super) struct RunFollower {
     id: WorkerId,
     requested: RequestedWork,
+}
+
+impl RunFollower {
+    pub(super) fn of(assignment: &Assignment) -> Self {
+        Self {
+            id: assignment.id.clone(),
+            requested: assignment.requested,
+        }
+    }
 }
 
 impl Follower for RunFollower {

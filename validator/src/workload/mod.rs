@@ -3,6 +3,7 @@
 //! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a process, and `session::workloads`
 //! starts and follows that process. The burn (`gemm`) and the check kernel have workers of their own.
 
+pub(crate) mod allocation;
 pub(crate) mod check;
 pub(crate) mod contention;
 mod foreign_processes;
@@ -12,7 +13,7 @@ pub(crate) mod start;
 pub(crate) mod worker;
 
 use serde::{Deserialize, Serialize};
-use validator_core::facts::{RequestedWork, WorkerEnd, WorkloadRun};
+use validator_core::facts::{ALLOCATION, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
 
 use crate::cuda::{Context, Device};
@@ -30,6 +31,9 @@ pub(crate) struct Assignment {
     pub(crate) memory: MemoryShare,
     pub(crate) requested: RequestedWork,
     pub(crate) on_foreign_process: OnForeignProcess,
+    /// Prepares, and waits on standard input for the order to begin.
+    #[serde(default)]
+    pub(crate) stands_by: bool,
     pub(crate) task: Task,
 }
 
@@ -41,6 +45,8 @@ pub(crate) enum OnForeignProcess {
     Report,
     /// The worker frees everything and ends as busy.
     Yield,
+    /// None: the parent reads the process lists for all workers.
+    Ignore,
 }
 
 /// What is to be done, by workload.
@@ -48,6 +54,7 @@ pub(crate) enum OnForeignProcess {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
     Memory(memory::MemoryTask),
+    Allocation(allocation::AllocationTask),
 }
 
 impl Task {
@@ -55,6 +62,7 @@ impl Task {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
+            Self::Allocation(_) => ALLOCATION,
         }
     }
 }

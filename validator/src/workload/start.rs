@@ -33,13 +33,23 @@ fn started_cuda(reporter: &Reporter) -> Result<&'static CudaLibrary, WorkerEnd> 
     }
 }
 
+/// UUIDs of the devices that CUDA shows this process.
+pub(crate) fn visible_uuids(reporter: &Reporter) -> Result<Vec<String>, WorkerEnd> {
+    let devices = started_cuda(reporter)?.devices()?;
+    devices.iter().map(|it| Ok(it.uuid()?)).collect()
+}
+
+/// Whether two UUIDs name one device: a driver may spell a MIG device's with either prefix; the rest is what identifies it.
+pub(crate) fn is_same_device(one: &str, other: &str) -> bool {
+    one[4.min(one.len())..] == other[4.min(other.len())..]
+}
+
 /// Starts CUDA and finds the GPU or MIG device with this UUID.
 pub(crate) fn device_with(uuid: &str, reporter: &Reporter) -> Result<Device<'static>, WorkerEnd> {
     let mut seen = Vec::new();
     for device in started_cuda(reporter)?.devices()? {
         let its_uuid = device.uuid()?;
-        // A driver may spell a MIG device's UUID with either prefix; the rest is what identifies it.
-        if its_uuid[4..] == uuid[4.min(uuid.len())..] {
+        if is_same_device(&its_uuid, uuid) {
             return Ok(device);
         }
         seen.push(its_uuid);

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use validator_core::facts::{Reading, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
 
+use super::allocation;
 use super::contention::busy_if_others_came;
 use super::foreign_processes::ForeignProcessWatch;
 use super::start::{device_with, exited, retry_with_all_nodes};
 use super::{Assignment, OnForeignProcess, Prepared, Step, Task, WorkerGpu, Workload};
 use crate::worker::device_isolation::Attempt;
-use crate::worker::protocol::{RUN, Reporter};
+use crate::worker::protocol::{GO, RUN, Reporter, STANDING_BY};
 
 /// Interval between two reports; the parent takes a worker for hung after ten of them.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
@@ -44,10 +45,18 @@ pub(crate) fn run_worker(
         (Err(end), true) => return retry_with_all_nodes(end),
         (gpus, _) => gpus,
     };
+    if matches!(assignment.task, Task::Allocation(_)) {
+        allocation::note_visible_devices(&assignment.devices, &reporter, &mut run);
+    }
     let end = gpus.and_then(|gpus| match &assignment.task {
         Task::Memory(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
+        Task::Allocation(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
     });
     let end = end.unwrap_or_else(|end| {
+        // The parent, which knows every process on the GPU, judges what was refused.
+        if assignment.on_foreign_process == OnForeignProcess::Ignore {
+            return end;
+        }
         let uuids = assignment.id.gpus.iter();
         uuids.fold(end, |end, uuid| {
             busy_if_others_came(end, false, uuid, &reporter)
@@ -87,13 +96,18 @@ fn work<W: Workload>(
     run: &mut WorkloadRun,
 ) -> Result<WorkerEnd, WorkerEnd> {
     let mut prepared = workload.prepare(gpus, assignment.memory, reporter, run)?;
+    let is_watched = assignment.on_foreign_process != OnForeignProcess::Ignore;
+    let watch = is_watched.then(|| ForeignProcessWatch::start(&assignment.id.gpus));
+    run.measured.start_ms = started.elapsed().as_secs_f64() * 1000.0;
+    if assignment.stands_by && !may_begin(reporter) {
+        prepared.finish(run)?;
+        return Ok(WorkerEnd::Finished);
+    }
     let is_terminated = Arc::new(AtomicBool::new(false));
-    // Without the handler SIGTERM still ends the process, and the last report counts.
+    // Without the handler SIGTERM still ends the process, as it ends one that stands by, and the last report counts.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&is_terminated));
-    let watch = ForeignProcessWatch::start(&assignment.id.gpus);
     let began = Instant::now();
     let requested = &assignment.requested;
-    run.measured.start_ms = began.duration_since(started).as_secs_f64() * 1000.0;
     reporter.step(assignment.task.name());
     reporter.newest(RUN, run);
     let mut last_report = began;
@@ -108,7 +122,7 @@ fn work<W: Workload>(
             break None;
         }
         if foreign.is_none() {
-            foreign = watch.seen();
+            foreign = watch.as_ref().and_then(ForeignProcessWatch::seen);
             if foreign.is_some() && assignment.on_foreign_process == OnForeignProcess::Yield {
                 break None;
             }
@@ -139,6 +153,13 @@ fn work<W: Workload>(
                 .push(format!("{processes} used the GPU at the same time"));
             Ok(WorkerEnd::Finished)
         }
-        (None, _) => Ok(WorkerEnd::Finished),
+        (None, _) | (_, OnForeignProcess::Ignore) => Ok(WorkerEnd::Finished),
     }
+}
+
+/// Waits for the order to begin; false where standard input ends without it.
+fn may_begin(reporter: &Reporter) -> bool {
+    reporter.step(STANDING_BY);
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).is_ok() && line.trim() == GO
 }

@@ -355,7 +355,7 @@ functions! {
     fn cuMemGetInfo_v2(driver, free: *mut usize, total: *mut usize) {
         let gpu = driver.current()?.gpu;
         let whole = driver.with_gpu(gpu, |values| values.memory.0.saturating_sub(values.memory_reserved.0));
-        let really_free = driver.memory_capacity(gpu).saturating_sub(driver.node.state().gpu(gpu).memory_used());
+        let really_free = driver.memory_capacity(gpu).saturating_sub(driver.state_of(gpu).memory_used());
         let shown = driver.with_gpu(gpu, |values| values.cuda_free_memory_maximum);
         let left = shown.map_or(really_free, |most| really_free.min(most.0));
         unsafe {

@@ -8,7 +8,7 @@ use super::result::{
 use crate::gpu::{CudaCall, Gpu};
 use crate::node::{Node, hang, misbehave};
 use crate::scenario::KernelModule;
-use crate::state::ProcessSlot;
+use crate::state::{GpuState, ProcessSlot};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -285,12 +285,17 @@ impl Driver {
         self.with_gpu(gpu, |instance| instance.memory.0) + of_others
     }
 
+    /// The GPU that has what this process allocates on `gpu`: that one, but for a fault.
+    pub(super) fn state_of(&self, gpu: usize) -> &'static GpuState {
+        let lands_on = self.with_gpu(gpu, |it| it.cuda_lands_on);
+        let lands_on = lands_on.and_then(|it| usize::try_from(it).ok());
+        self.node.state().gpu(lands_on.unwrap_or(gpu))
+    }
+
     /// This process's entry on the GPU.
     pub(super) fn slot(&self, gpu: usize) -> Outcome<&'static ProcessSlot> {
         let slot = self
-            .node
-            .state()
-            .gpu(gpu)
+            .state_of(gpu)
             .attach()
             .ok_or(super::result::OUT_OF_MEMORY)?;
         slot.set_mig_instance(
@@ -372,7 +377,7 @@ impl Driver {
             return;
         }
         let freed_bytes = super::memory::free_all(context.handle());
-        if let Some(slot) = self.node.state().gpu(context.gpu).attach() {
+        if let Some(slot) = self.state_of(context.gpu).attach() {
             slot.release_memory(freed_bytes);
             if slot.close_context() == 0 {
                 slot.detach();

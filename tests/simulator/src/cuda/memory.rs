@@ -2,8 +2,11 @@
 
 use super::driver::{Driver, Outcome, lock};
 use super::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::gpu::FreeFaultKind;
+use crate::node::hang;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the real driver rounds allocations up to.
 const GRANULARITY: u64 = 2 << 20;
@@ -21,6 +24,9 @@ pub(super) struct Allocation {
     pub(super) host: bool,
 }
 
+/// Calls that freed device memory, in this process.
+static FREES: AtomicU64 = AtomicU64::new(0);
+
 static ALLOCATIONS: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
 
 /// `cuMemAlloc`.
@@ -33,11 +39,7 @@ pub(super) fn allocate(driver: &Driver, gpu: usize, context: usize, length: u64)
         return Err(INVALID_VALUE);
     }
     let slot = driver.slot(gpu)?;
-    if !slot.take_memory(
-        driver.node.state().gpu(gpu),
-        reserved,
-        driver.memory_capacity(gpu),
-    ) {
+    if !slot.take_memory(driver.state_of(gpu), reserved, driver.memory_capacity(gpu)) {
         return Err(OUT_OF_MEMORY);
     }
     let Some(base) = map(reserved) else {
@@ -80,11 +82,21 @@ pub(super) fn allocate_host(gpu: usize, context: usize, length: u64) -> Outcome<
 pub(super) fn free(driver: &Driver, base: u64) -> Outcome {
     let allocation = lock(&ALLOCATIONS).remove(&base).ok_or(INVALID_VALUE)?;
     unmap(&allocation);
-    if !allocation.host {
-        driver
-            .slot(allocation.gpu)?
-            .release_memory(allocation.reserved);
+    if allocation.host {
+        return Ok(());
     }
+    let number = FREES.fetch_add(1, Ordering::Relaxed);
+    let fault = driver.with_gpu(allocation.gpu, |gpu| gpu.free_fault.clone());
+    match fault.filter(|it| it.strikes(number)).map(|it| it.kind) {
+        Some(FreeFaultKind::Hang) => hang(),
+        Some(FreeFaultKind::Keep) => driver
+            .state_of(allocation.gpu)
+            .keep_memory(allocation.reserved),
+        None => {}
+    }
+    driver
+        .slot(allocation.gpu)?
+        .release_memory(allocation.reserved);
     Ok(())
 }
 

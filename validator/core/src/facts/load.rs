@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Reading;
+use super::{AllocationFacts, Reading};
 use crate::worker_id::WorkerId;
 
 /// Results of load probes, by GPU UUID.
@@ -24,6 +24,9 @@ pub struct LoadFacts {
     /// Every other workload: one entry for each worker, also for one that was planned and not started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<WorkloadRun>,
+    /// The parent's view of the allocation test; `None` where none was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<Box<AllocationFacts>>,
 }
 
 impl LoadFacts {

@@ -4,6 +4,7 @@
 //! `facts.json`. No NVML or CUDA type appears here. A probe never fails: what could not be read is a
 //! [`Reading::NotRead`] with the reason, so that a check cannot mistake it for a value.
 
+mod allocation;
 mod anonymize;
 mod cuda;
 mod environment;
@@ -23,6 +24,7 @@ use anyhow::Context as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use allocation::*;
 pub use cuda::*;
 pub use environment::*;
 pub use gpu::*;

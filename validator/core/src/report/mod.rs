@@ -3,6 +3,7 @@
 //! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
 //! reports of one run can disagree.
 
+mod allocation_table;
 mod burn_rows;
 mod coverage;
 mod faults;
@@ -24,6 +25,7 @@ mod sample;
 mod text;
 mod verdict;
 
+pub use allocation_table::allocation_table;
 pub use burn_rows::BurnRow;
 pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 pub use github::github_annotations;

@@ -1,5 +1,6 @@
 //! A healthy machine for tests: each test breaks one thing of it.
 
+mod allocation;
 mod burn;
 mod environment;
 mod gpu;
@@ -7,6 +8,7 @@ mod host;
 mod image;
 mod kubernetes;
 
+pub use allocation::{allocated_node, allocated_node_with, allocated_node_with_run, set_detail};
 pub use burn::{burned_node, burned_node_with, burned_node_with_sensors};
 pub use environment::{device_code, framework_environment, torch_environment};
 pub use gpu::{

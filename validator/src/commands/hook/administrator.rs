@@ -34,7 +34,9 @@ const KEPT: [&str; 14] = [
     "RUNNER_", "TERM", "TZ", "USER",
 ];
 /// Variables of the validator that do not concern a hook, or that can only make it stricter.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 9] = [
+    "GPU_VALIDATOR_ALLOCATION_DURATION",
+    "GPU_VALIDATOR_ALLOCATION_MEMORY",
     "GPU_VALIDATOR_BINARY",
     "GPU_VALIDATOR_BURN_DURATION",
     "GPU_VALIDATOR_BURN_MEMORY",

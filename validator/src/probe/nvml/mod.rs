@@ -12,6 +12,7 @@ mod power_meter;
 mod protocol;
 mod read;
 mod sensors;
+mod users;
 mod worker;
 
 use std::ffi::OsString;
@@ -24,6 +25,7 @@ pub(crate) use own_gpu::{users_of, watch_processes_of_others};
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
+pub(crate) use users::{UsersMessage, run_worker as run_users_worker};
 pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, ProbeOptions};

@@ -343,7 +343,7 @@ impl GpuReader<'_> {
         Ok(devices)
     }
 
-    fn memory(&self) -> Called<MemoryUse> {
+    pub(super) fn memory(&self) -> Called<MemoryUse> {
         let memory = self.device.memory()?;
         Ok(MemoryUse {
             total_bytes: memory.total,
@@ -631,7 +631,7 @@ impl GpuReader<'_> {
     }
 
     /// A process that both computes and draws is listed once, as one that draws.
-    fn all_processes(&self) -> Called<Vec<GpuProcess>> {
+    pub(super) fn all_processes(&self) -> Called<Vec<GpuProcess>> {
         let mut processes: Vec<GpuProcess> = Vec::new();
         let graphics = self.optional(self.device.graphics_processes())?;
         let listed = [

@@ -3,37 +3,22 @@
 //! A pass writes all of the memory before it compares any of it, so that caches hold nothing of what is read; then it does the
 //! same with every bit inverted. Memory is allocated and worked in chunks, so that a worker stops within milliseconds.
 
+mod kernels;
 mod pattern;
-
-use std::ffi::CStr;
 
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{MemoryMismatch, WorkerEnd, WorkloadRun};
 
-use super::start::{FIRST_USE_OF_CONTEXT, exited};
+pub(super) use kernels::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult, WORD_BYTES};
+
 use super::{Prepared, Step, WorkerGpu, Workload};
-use crate::cuda::{
-    Argument, CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory, LaunchShape, Module, c_text,
-};
+use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory};
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
 
-const PTX: &str = include_str!("memory.ptx");
-const WRITE: &CStr = c"gpu_validator_memory_write";
-const VERIFY: &CStr = c"gpu_validator_memory_verify";
-const BLOCK_THREADS: u32 = 256;
-/// Eight blocks of 256 threads fill an SM; twice that hides the end of a launch.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
-const WORD_BYTES: u64 = 8;
-const WORD: usize = size_of::<u64>();
 /// Memory of one allocation. Written in under 1 ms by an H200 (4 TB/s), so that a stop is not delayed; no larger, so that
 /// fragmented memory is used, too.
 const CHUNK_BYTES: u64 = 512 << 20;
-/// Mismatches whose addresses the kernel keeps.
-const EXAMPLES_MAXIMUM: usize = 8;
-/// Words of the result: mismatches, words compared, and three for each example.
-const RESULT_WORDS: usize = 2 + 3 * EXAMPLES_MAXIMUM;
-
 /// The memory test as an assignment has it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryTask {
@@ -133,11 +118,10 @@ impl Prepared for PreparedMemory<'_> {
 /// The memory of one GPU.
 struct Arena<'g> {
     gpu: &'g WorkerGpu,
-    module: Module<'g, 'static>,
+    kernels: PatternKernels<'g>,
     chunks: Vec<DeviceMemory<'g, 'static>>,
-    result: DeviceMemory<'g, 'static>,
     /// The result as it was read last.
-    words: [u64; RESULT_WORDS],
+    result: PatternResult,
     /// Words that the host read back after a write, and found wrong.
     unwritten: u64,
 }
@@ -150,13 +134,7 @@ impl<'g> Arena<'g> {
         run: &mut WorkloadRun,
     ) -> Result<Self, WorkerEnd> {
         let context = &gpu.context;
-        context.make_current()?;
-        reporter.step(FIRST_USE_OF_CONTEXT);
-        let ptx = c_text(PTX).ok_or_else(|| exited("the embedded PTX holds a NUL".to_owned()))?;
-        let module = context.load_module(&ptx)?;
-        reporter.step("cuMemAlloc");
-        let result = context.allocate(RESULT_WORDS as u64 * WORD_BYTES)?;
-        result.write(0, &[0; RESULT_WORDS * WORD])?;
+        let kernels = PatternKernels::load(gpu, reporter)?;
         let (free, _) = context.memory_bytes()?;
         let asked = budget.of(free).min(free);
         let mut chunks = Vec::new();
@@ -185,92 +163,60 @@ impl<'g> Arena<'g> {
         run.memory.used_bytes += used;
         Ok(Self {
             gpu,
-            module,
+            kernels,
             chunks,
-            result,
-            words: [0; RESULT_WORDS],
+            result: PatternResult::default(),
             unwritten: 0,
         })
     }
 
-    /// Number of the chunk's first word among all of this GPU.
-    fn first_word(&self, chunk: usize) -> u64 {
+    fn pattern(&self, phase: Phase, chunk: usize, seed: u64) -> Pattern {
         let before = self.chunks[..chunk].iter().map(DeviceMemory::bytes);
-        before.sum::<u64>() / WORD_BYTES
+        Pattern {
+            // Number of the chunk's first word among all of this GPU.
+            first: before.sum::<u64>() / WORD_BYTES,
+            seed,
+            mask: phase.mask,
+        }
     }
 
     fn launch(&self, phase: Phase, chunk: usize, seed: u64) -> Result<(), WorkerEnd> {
         let Some(memory) = self.chunks.get(chunk) else {
             return Ok(());
         };
-        self.gpu.context.make_current()?;
-        let kernel = if phase.verifies { VERIFY } else { WRITE };
-        let arguments = [
-            Argument::Pointer(memory.address()),
-            Argument::U64(memory.bytes() / WORD_BYTES),
-            Argument::U64(self.first_word(chunk)),
-            Argument::U64(seed),
-            Argument::U64(phase.mask),
-            Argument::Pointer(self.result.address()),
-        ];
-        let shape = LaunchShape {
-            grid: (
-                self.gpu.device.multiprocessors()? * BLOCKS_PER_MULTIPROCESSOR,
-                1,
-            ),
-            block: BLOCK_THREADS,
-            shared_bytes: 0,
-        };
-        Ok(self.module.kernel(kernel, 0)?.launch(shape, &arguments)?)
+        let pattern = self.pattern(phase, chunk, seed);
+        if phase.verifies {
+            self.kernels.verify(memory, pattern)
+        } else {
+            self.kernels.write(memory, pattern)
+        }
     }
 
-    /// Waits for the launch. Two words that it wrote are compared by the host, since a kernel that does nothing would agree with
-    /// another one that does nothing.
+    /// Waits for the launch.
     fn await_step(&mut self, phase: Phase, chunk: usize, seed: u64) -> Result<(), WorkerEnd> {
         let Some(memory) = self.chunks.get(chunk) else {
             return Ok(());
         };
-        self.gpu.context.make_current()?;
-        self.gpu.context.synchronize()?;
         if phase.verifies {
-            let mut bytes = [0; RESULT_WORDS * WORD];
-            self.result.read(0, &mut bytes)?;
-            for (word, bytes) in self.words.iter_mut().zip(bytes.chunks_exact(WORD)) {
-                *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-            }
-            return Ok(());
-        }
-        let last = memory.bytes() / WORD_BYTES - 1;
-        for number in [0, last] {
-            let mut bytes = [0; WORD];
-            memory.read(number * WORD_BYTES, &mut bytes)?;
-            let expected = pattern::word(self.first_word(chunk) + number, seed, phase.mask);
-            self.unwritten += u64::from(u64::from_le_bytes(bytes) != expected);
+            self.result = self.kernels.result()?;
+        } else {
+            let pattern = self.pattern(phase, chunk, seed);
+            self.unwritten += self.kernels.unwritten(memory, pattern)?;
         }
         Ok(())
     }
 
     /// The device counts each wrong word; what only the host found wrong was never written.
     fn mismatches(&self) -> u64 {
-        self.words[0].max(self.unwritten)
+        self.result.mismatches().max(self.unwritten)
     }
 
     /// Each byte is compared twice in a pass, with each value of its bits.
     fn verified_bytes(&self) -> u64 {
-        self.words[1] * WORD_BYTES / 2
+        self.result.bytes_compared() / 2
     }
 
     fn examples(&self) -> Vec<MemoryMismatch> {
-        let count = usize::try_from(self.words[0]).unwrap_or(usize::MAX);
-        let examples = self.words[2..].chunks_exact(3);
-        examples
-            .take(count.min(EXAMPLES_MAXIMUM))
-            .map(|it| MemoryMismatch {
-                gpu: self.gpu.uuid.clone(),
-                address: format!("{:#x}", it[0]),
-                expected: format!("{:#018x}", it[1]),
-                observed: format!("{:#018x}", it[2]),
-            })
-            .collect()
+        self.result.examples(&self.gpu.uuid)
     }
 }
