@@ -57,6 +57,7 @@ Examples:
 enum Command {
     Run(Box<commands::run::Arguments>),
     Burn(commands::burn::Arguments),
+    Sentinel(commands::sentinel::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
     /// Many nodes: their reports in one
@@ -116,6 +117,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),
+        Command::Sentinel(arguments) => commands::sentinel::sentinel(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
         Command::Fleet(command) => commands::fleet::fleet(command),

@@ -198,6 +198,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let (profile, profile_name) = arguments.report.profile()?;
     let folder = RuntimeFolder::open()?;
     refuse_second_burn(&folder, &arguments.gpu)?;
+    let _claim = crate::sentinel_requests::claim();
     let mut probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut options = BurnOptions {
@@ -271,7 +272,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 }
 
 /// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
-fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
+pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
         let visible = crate::session::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
         return Ok(visible.unwrap_or_default());

@@ -54,6 +54,12 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         nodes: Nodes,
     },
+    /// Reads again and again who uses the GPUs
+    Watch {
+        /// UUIDs of the GPUs
+        #[arg(long)]
+        gpu: Vec<String>,
+    },
     /// Reads NVML's sensors again and again until SIGTERM
     Sensors {
         /// UUIDs of the GPUs
@@ -103,6 +109,7 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
                 crate::workload::worker::run_worker(&assignment, is_alone, failed)
             });
         }
+        WorkerCommand::Watch { gpu } => crate::probe::run_watch_worker(&gpu),
         WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
     }
     ExitCode::SUCCESS

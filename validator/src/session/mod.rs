@@ -7,6 +7,7 @@ pub(crate) mod check_kernel;
 mod deferred_probes;
 mod devices;
 mod samples;
+pub(crate) mod sentinel;
 mod sensors;
 pub(crate) mod standby;
 mod workload_process;

@@ -4,13 +4,18 @@
 //! starts and follows that process. The burn (`gemm`) and the check kernel have workers of their own.
 
 pub(crate) mod check;
+mod chunks;
 pub(crate) mod contention;
 mod foreign_processes;
 pub(crate) mod gemm;
 pub(crate) mod memory;
+pub(crate) mod orders;
+pub(crate) mod reserve;
+mod ordered;
 pub(crate) mod start;
 pub(crate) mod worker;
 
+pub(crate) use ordered::{CHANGE, Change};
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
@@ -41,6 +46,9 @@ pub(crate) enum OnForeignProcess {
     Report,
     /// The worker frees everything and ends as busy.
     Yield,
+    /// None of the worker's own: the parent watches, and orders on standard input (see [`orders`]). Eight workers that each read
+    /// NVML's lists would keep the driver's locks.
+    AwaitOrders,
 }
 
 /// What is to be done, by workload.
@@ -48,6 +56,7 @@ pub(crate) enum OnForeignProcess {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
     Memory(memory::MemoryTask),
+    Reserve(reserve::ReserveTask),
 }
 
 impl Task {
@@ -55,6 +64,7 @@ impl Task {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
+            Self::Reserve(_) => "reserve",
         }
     }
 }

@@ -44,8 +44,12 @@ pub(crate) fn run_worker(
         (Err(end), true) => return retry_with_all_nodes(end),
         (gpus, _) => gpus,
     };
-    let end = gpus.and_then(|gpus| match &assignment.task {
-        Task::Memory(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
+    let end = gpus.and_then(|gpus| {
+        let start = (started, &reporter);
+        match &assignment.task {
+            Task::Memory(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Reserve(task) => work(task, &gpus, &assignment, start, &mut run),
+        }
     });
     let end = end.unwrap_or_else(|end| {
         let uuids = assignment.id.gpus.iter();
@@ -86,6 +90,9 @@ fn work<W: Workload>(
     (started, reporter): (Instant, &Reporter),
     run: &mut WorkloadRun,
 ) -> Result<WorkerEnd, WorkerEnd> {
+    if assignment.on_foreign_process == OnForeignProcess::AwaitOrders {
+        return super::ordered::work(workload, gpus, assignment.memory, reporter, run);
+    }
     let mut prepared = workload.prepare(gpus, assignment.memory, reporter, run)?;
     let is_terminated = Arc::new(AtomicBool::new(false));
     // Without the handler SIGTERM still ends the process, and the last report counts.
@@ -139,6 +146,6 @@ fn work<W: Workload>(
                 .push(format!("{processes} used the GPU at the same time"));
             Ok(WorkerEnd::Finished)
         }
-        (None, _) => Ok(WorkerEnd::Finished),
+        (None, _) | (_, OnForeignProcess::AwaitOrders) => Ok(WorkerEnd::Finished),
     }
 }

@@ -19,6 +19,7 @@ mod markdown;
 mod measurements;
 mod metrics;
 mod node_summary;
+mod sentinel;
 #[cfg(test)]
 mod sample;
 mod text;
@@ -35,6 +36,7 @@ pub use junit::junit;
 pub use markdown::markdown;
 pub use metrics::metrics;
 pub use node_summary::MachineGpu;
+pub use sentinel::sentinel_junit;
 pub use text::{markdown as markdown_text, one_line, printable, visible_json};
 pub use verdict::sentence as verdict_sentence;
 pub use verdict::word as verdict_word;

@@ -366,6 +366,13 @@ impl Policy {
             .is_none_or(|gpu| gpu.worker == Worker::None)
     }
 
+    /// Whether something withholds a GPU, so that no worker is started.
+    pub fn is_withheld(&self, uuid: &str) -> bool {
+        self.gpus
+            .get(uuid)
+            .is_none_or(|gpu| !gpu.withheld.is_empty())
+    }
+
     /// Whether any worker computes or holds memory.
     pub fn is_working(&self) -> bool {
         let works = |gpu: &Gpu| gpu.worker != Worker::None;

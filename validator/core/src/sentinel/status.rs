@@ -43,6 +43,8 @@ pub struct GpuStatus {
     pub reason: String,
     /// The worker, where there is one.
     pub pid: Option<u32>,
+    /// Something withholds it (a pause, a validation, the scheduler, its mode): no worker is started.
+    pub withheld: bool,
     pub memory_bytes: u64,
     pub bytes_verified: u64,
     pub passes: u64,

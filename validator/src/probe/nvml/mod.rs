@@ -12,6 +12,7 @@ mod power_meter;
 mod protocol;
 mod read;
 mod sensors;
+mod watch;
 mod worker;
 
 use std::ffi::OsString;
@@ -24,6 +25,9 @@ pub(crate) use own_gpu::{users_of, watch_processes_of_others};
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
+pub(crate) use watch::{
+    Condition, LOOK_CLOSELY, NO_WORKERS, WORKERS, WatchMessage, run_worker as run_watch_worker,
+};
 pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, ProbeOptions};

@@ -10,11 +10,10 @@ use std::ffi::CStr;
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{MemoryMismatch, WorkerEnd, WorkloadRun};
 
+use super::chunks::{WORD_BYTES, allocate_chunks};
 use super::start::{FIRST_USE_OF_CONTEXT, exited};
 use super::{Prepared, Step, WorkerGpu, Workload};
-use crate::cuda::{
-    Argument, CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory, LaunchShape, Module, c_text,
-};
+use crate::cuda::{Argument, DeviceMemory, LaunchShape, Module, c_text};
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
 
@@ -24,11 +23,7 @@ const VERIFY: &CStr = c"gpu_validator_memory_verify";
 const BLOCK_THREADS: u32 = 256;
 /// Eight blocks of 256 threads fill an SM; twice that hides the end of a launch.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
-const WORD_BYTES: u64 = 8;
 const WORD: usize = size_of::<u64>();
-/// Memory of one allocation. Written in under 1 ms by an H200 (4 TB/s), so that a stop is not delayed; no larger, so that
-/// fragmented memory is used, too.
-const CHUNK_BYTES: u64 = 512 << 20;
 /// Mismatches whose addresses the kernel keeps.
 const EXAMPLES_MAXIMUM: usize = 8;
 /// Words of the result: mismatches, words compared, and three for each example.
@@ -157,32 +152,7 @@ impl<'g> Arena<'g> {
         reporter.step("cuMemAlloc");
         let result = context.allocate(RESULT_WORDS as u64 * WORD_BYTES)?;
         result.write(0, &[0; RESULT_WORDS * WORD])?;
-        let (free, _) = context.memory_bytes()?;
-        let asked = budget.of(free).min(free);
-        let mut chunks = Vec::new();
-        let mut used = 0;
-        // Where nothing is free the driver is asked for a word, so that it returns the reason.
-        while used < asked.max(WORD_BYTES) {
-            let bytes = (asked - used.min(asked)).clamp(WORD_BYTES, CHUNK_BYTES) / WORD_BYTES;
-            match context.allocate(bytes * WORD_BYTES) {
-                Ok(chunk) => {
-                    used += chunk.bytes();
-                    chunks.push(chunk);
-                }
-                Err(CudaFailure::Status {
-                    code: CUDA_ERROR_OUT_OF_MEMORY,
-                    ..
-                }) if used > 0 => {
-                    run.notes.push(format!(
-                        "{asked} bytes of memory were requested, the driver gave {used}"
-                    ));
-                    break;
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-        run.memory.free_bytes += free;
-        run.memory.used_bytes += used;
+        let chunks = allocate_chunks(gpu, budget, run)?;
         Ok(Self {
             gpu,
             module,
