@@ -12,13 +12,11 @@ use crate::processes::{eventually, signal, workers_of};
 
 const MIB: u64 = 1 << 20;
 /// Waiting times short enough for tests.
-const QUICK: [&str; 8] = [
+const QUICK: [&str; 6] = [
     "--grace",
     "0.1s",
     "--quiet",
     "0.3s",
-    "--memory",
-    "4MiB",
     "--starts-an-hour",
     "100000",
 ];
@@ -29,6 +27,7 @@ fn command(node: &Node, arguments: &[&str]) -> Command {
         .args(["sentinel", "--simulated-ok", "--sysroot"])
         .arg(node.sysroot())
         .args(QUICK)
+        .env("GPU_VALIDATOR_SENTINEL_MEMORY", "4MiB")
         .args(arguments);
     command
 }
@@ -76,7 +75,10 @@ impl<'n> Sentinel<'n> {
     }
 
     fn state(&self, number: usize) -> String {
-        self.gpu(number)["state"].as_str().unwrap_or_default().to_owned()
+        self.gpu(number)["state"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     fn until(&mut self, number: usize, state: &str) {
@@ -152,16 +154,24 @@ fn a_free_gpu_is_worked_with_log_lines_and_ctrl_c_frees_it() {
     ];
     let mut sentinel = Sentinel::start(&node, &arguments);
     sentinel.until(0, "working");
-    assert_eq!(sentinel.memory_used(0) / MIB, 4);
+    assert_eq!(sentinel.gpu(0)["memory_bytes"], 4 * MIB);
+    assert!(sentinel.memory_used(0) >= 4 * MIB);
     eventually("verified memory", || {
         sentinel.gpu(0)["bytes_verified"].as_u64() > Some(8 * MIB)
     });
     let (code, text, _) = ask(&node, &["status"]);
     assert_eq!(code, 0);
-    assert!(text.contains("GPU 0 GPU-") && text.contains(": working, "), "{text}");
+    assert!(
+        text.contains("GPU 0 GPU-") && text.contains(": working, "),
+        "{text}"
+    );
     assert!(text.contains("SIMULATED"), "{text}");
     let pid = sentinel.child.id();
-    assert_eq!(workers_of(pid).len(), 2, "one that works, one that reads NVML");
+    assert_eq!(
+        workers_of(pid).len(),
+        2,
+        "one that works, one that reads NVML"
+    );
     eventually("the metrics", || {
         let metrics = std::fs::read_to_string(&metrics).unwrap_or_default();
         metrics.contains(",state=\"working\"} 1")
@@ -169,7 +179,11 @@ fn a_free_gpu_is_worked_with_log_lines_and_ctrl_c_frees_it() {
     let status: Value = serde_json::from_str(&node.out.read("status.json")).expect("JSON");
     assert_eq!(status["workload"], "memory");
     let log = sentinel.log();
-    for line in ["watching 1 GPUs", "GPU 0 free, starting workload memory", "GPU 0 working, 4 MiB"] {
+    for line in [
+        "watching 1 GPUs",
+        "GPU 0 free, starting workload memory",
+        "GPU 0 working, 4 MiB",
+    ] {
         assert!(log.contains(line), "{line} in {log}");
     }
     let (code, took) = sentinel.interrupt();
@@ -196,9 +210,17 @@ fn a_listed_process_gets_the_gpu_and_the_others_go_on() {
     let reason = sentinel.gpu(3)["reason"].to_string();
     let pid = std::process::id();
     assert!(reason.contains(&format!("(pid {pid}")), "{reason}");
-    assert_eq!(sentinel.gpu(3)["pid"], Value::Null, "its context is gone, too");
+    assert_eq!(
+        sentinel.gpu(3)["pid"],
+        Value::Null,
+        "its context is gone, too"
+    );
     std::thread::sleep(Duration::from_millis(800));
-    assert_eq!(sentinel.state(3), "away", "for as long as the process lives");
+    assert_eq!(
+        sentinel.state(3),
+        "away",
+        "for as long as the process lives"
+    );
     for gpu in [0, 1, 2, 4, 5, 6, 7] {
         assert_eq!(sentinel.state(gpu), "working");
         assert_eq!(sentinel.gpu(gpu)["yields"], 0);
@@ -335,7 +357,9 @@ fn pause_resume_opt_out_report_and_stop() {
     assert_eq!(code, 3, "a second one");
     let pid = sentinel.child.id();
     assert!(
-        text.contains(&format!("a sentinel runs on this machine already: process {pid}")),
+        text.contains(&format!(
+            "a sentinel runs on this machine already: process {pid}"
+        )),
         "{text}"
     );
     assert_eq!(ask(&node, &["resume", "--gpu", &uuids[1]]).0, 0);
@@ -357,7 +381,10 @@ fn pause_resume_opt_out_report_and_stop() {
     let (code, report, _) = ask(&node, &["report", "--junit", "-"]);
     assert_eq!(code, 0, "{report}");
     assert_eq!(report.matches("<testcase").count(), 2, "{report}");
-    assert!(!report.contains("<failure") && !report.contains("<skipped"), "{report}");
+    assert!(
+        !report.contains("<failure") && !report.contains("<skipped"),
+        "{report}"
+    );
     let opt_out = node.folder().join("run/no-sentinel");
     std::fs::write(&opt_out, format!("{}\n", uuids[0])).expect("written");
     sentinel.until(0, "withheld");
@@ -384,20 +411,31 @@ fn a_validation_and_a_burn_have_the_gpus_to_themselves() {
     let burned = node.finish(&mut node.burn_command(&[]));
     assert_eq!(burned.code, 0, "{}{}", burned.stdout, burned.stderr);
     let log = sentinel.log();
-    assert!(log.contains("GPU 0 yielding: a validation runs (pid "), "{log}");
+    assert!(
+        log.contains("GPU 0 yielding: a validation runs (pid "),
+        "{log}"
+    );
     sentinel.until(0, "working");
     assert_eq!(sentinel.interrupt().0, 0);
 }
 
 #[test]
 fn gpus_in_modes_without_room_are_not_worked() {
-    for (fault, node, reason) in [
-        (Some("compute-mode-exclusive"), "h200x8", "compute mode ExclusiveProcess"),
-        (Some("compute-mode-prohibited"), "h200x8", "compute mode Prohibited"),
-        (None, "mig", "MIG mode"),
+    for (node, change, reason) in [
+        (
+            "h200x1",
+            Some("gpus.0.compute_mode=exclusive-process"),
+            "compute mode ExclusiveProcess",
+        ),
+        (
+            "h200x1",
+            Some("gpus.0.compute_mode=prohibited"),
+            "compute mode Prohibited",
+        ),
+        ("mig", None, "MIG mode"),
     ] {
-        let faults: Vec<&str> = fault.into_iter().collect();
-        let node = Node::with(node, &faults, &[]);
+        let changes: Vec<&str> = change.into_iter().collect();
+        let node = Node::with(node, &[], &changes);
         let mut sentinel = Sentinel::start(&node, &[]);
         sentinel.until(0, "withheld");
         std::thread::sleep(Duration::from_millis(500));
@@ -409,6 +447,50 @@ fn gpus_in_modes_without_room_are_not_worked() {
     }
 }
 
+/// Changes a node while the sentinel runs on it.
+fn change(node: &Node, healthy: bool, change: &[&str]) {
+    let overrides: Vec<String> = change.iter().map(|&it| it.to_owned()).collect();
+    let change = simulator::node::NodeChange {
+        catalogue: &simulator::Catalogue::shipped(),
+        healthy,
+        faults: &[],
+        overrides: &overrides,
+    };
+    simulator::node::change_node(node.folder(), &change).expect("changed");
+}
+
+#[test]
+fn a_mode_that_is_set_while_a_worker_runs_is_noticed() {
+    let node = Node::healthy("h200x1");
+    let mut sentinel = Sentinel::start(&node, &[]);
+    sentinel.until(0, "working");
+    change(&node, false, &["gpus.0.compute_mode=exclusive-process"]);
+    sentinel.until(0, "withheld");
+    assert_eq!(sentinel.memory_used(0), 0);
+    change(&node, true, &[]);
+    sentinel.until(0, "working");
+}
+
+#[test]
+fn a_gpu_that_is_lost_at_work_is_left_alone_and_the_others_go_on() {
+    let node = Node::healthy("h200x8");
+    let uuids: Vec<String> = {
+        let scenario = node.state().scenario();
+        scenario.gpus[..2]
+            .iter()
+            .map(|it| it.uuid.clone())
+            .collect()
+    };
+    let mut sentinel = Sentinel::start(&node, &["--gpu", &uuids.join(",")]);
+    sentinel.until(0, "working");
+    sentinel.until(1, "working");
+    change(&node, false, &["gpus.1.lost=true"]);
+    sentinel.until(1, "ill");
+    eventually("the end of its worker", || sentinel.gpu(1)["pid"].is_null());
+    assert_eq!(sentinel.state(0), "working");
+    assert_eq!(sentinel.interrupt().0, 1);
+}
+
 #[test]
 fn an_mps_daemon_and_its_end_are_noticed() {
     let node = Node::healthy("h200x1");
@@ -418,7 +500,11 @@ fn an_mps_daemon_and_its_end_are_noticed() {
     std::fs::create_dir_all(&folder).expect("made");
     std::fs::write(folder.join("control"), "").expect("written");
     sentinel.until(0, "withheld");
-    assert!(sentinel.gpu(0)["reason"].to_string().contains("an MPS daemon runs"));
+    assert!(
+        sentinel.gpu(0)["reason"]
+            .to_string()
+            .contains("an MPS daemon runs")
+    );
     std::fs::remove_dir_all(&folder).expect("removed");
     sentinel.until(0, "working");
 }
@@ -431,7 +517,10 @@ fn a_gpu_that_computes_wrongly_is_left_alone() {
     eventually("the end of its worker", || sentinel.gpu(0)["pid"].is_null());
     assert_eq!(sentinel.memory_used(0), 0);
     let finding = sentinel.gpu(0)["finding"].to_string();
-    assert!(finding.contains("values differ from the expected ones"), "{finding}");
+    assert!(
+        finding.contains("values differ from the expected ones"),
+        "{finding}"
+    );
     let (code, report, _) = ask(&node, &["report", "--junit", "-"]);
     assert_eq!(code, 1);
     assert!(report.contains("<failure"), "{report}");
@@ -443,7 +532,12 @@ fn a_gpu_that_computes_wrongly_is_left_alone() {
 #[test]
 fn a_status_that_cannot_be_written_delays_no_yield() {
     let node = Node::healthy("h200x1");
-    let arguments = ["--status-file", "/proc/none/status", "--metrics-file", "/proc/none/m"];
+    let arguments = [
+        "--status-file",
+        "/proc/none/status",
+        "--metrics-file",
+        "/proc/none/m",
+    ];
     let mut sentinel = Sentinel::start(&node, &arguments);
     sentinel.until(0, "working");
     let state = node.state();
@@ -470,7 +564,11 @@ fn yield_latency_of_200_trials() {
         let newcomer = Newcomer::with_memory(&state, gpu, 600 * MIB);
         let began = Instant::now();
         while own() > 0 {
-            assert!(began.elapsed() < Duration::from_secs(5), "{}", sentinel.gpu(gpu));
+            assert!(
+                began.elapsed() < Duration::from_secs(5),
+                "{}",
+                sentinel.gpu(gpu)
+            );
             std::thread::sleep(Duration::from_micros(500));
         }
         latencies.push(began.elapsed());
@@ -488,7 +586,10 @@ fn killed_processes_leave_neither_orphans_nor_memory() {
     let node = Node::healthy("h200x8");
     let uuids: Vec<String> = {
         let scenario = node.state().scenario();
-        scenario.gpus[..2].iter().map(|it| it.uuid.clone()).collect()
+        scenario.gpus[..2]
+            .iter()
+            .map(|it| it.uuid.clone())
+            .collect()
     };
     let two = uuids.join(",");
     let mut all = Vec::new();
@@ -500,7 +601,10 @@ fn killed_processes_leave_neither_orphans_nor_memory() {
             sentinel.until(0, "working");
             // One of its workers; its GPU is worked again.
             let workers = workers_of(pid);
-            let worker = workers.iter().find(|it| it.task == "workload").expect("one");
+            let worker = workers
+                .iter()
+                .find(|it| it.task == "workload")
+                .expect("one");
             all.push(worker.pid);
             signal(worker.pid, "KILL");
         }
@@ -509,15 +613,21 @@ fn killed_processes_leave_neither_orphans_nor_memory() {
         let killed = Instant::now();
         signal(pid, "KILL");
         sentinel.child.wait().expect("reaped");
-        eventually("the end of its workers", || workers_of(pid).is_empty() && {
-            let gone = |it: &u32| {
-                std::fs::read(format!("/proc/{it}/cmdline")).map_or(true, |it| it.is_empty())
-            };
-            all.iter().all(gone)
+        eventually("the end of its workers", || {
+            workers_of(pid).is_empty() && {
+                let gone = |it: &u32| {
+                    std::fs::read(format!("/proc/{it}/cmdline")).map_or(true, |it| it.is_empty())
+                };
+                all.iter().all(gone)
+            }
         });
         for gpu in 0..2 {
             assert_eq!(node.state().state().gpu(gpu).memory_used(), 0);
         }
-        assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+        assert!(
+            killed.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            killed.elapsed()
+        );
     }
 }

@@ -153,7 +153,8 @@ pub(crate) fn resume(folder: &OwnedFolder, gpus: &[String]) -> anyhow::Result<()
     named.retain(|it| !gpus.contains(it));
     if gpus.is_empty() || named.is_empty() {
         let removed = folder.remove(OsStr::new(PAUSE));
-        return removed.with_context(|| format!("cannot remove {}", folder.path_of(PAUSE).display()));
+        return removed
+            .with_context(|| format!("cannot remove {}", folder.path_of(PAUSE).display()));
     }
     write_pause(folder, &named)
 }

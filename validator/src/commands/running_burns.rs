@@ -346,7 +346,9 @@ mod tests {
 
     fn folder() -> (tempfile::TempDir, RuntimeFolder) {
         let temporary = tempfile::tempdir().expect("a folder");
-        let folder = crate::runtime_folder::make(&temporary.path().join("run")).map(RuntimeFolder).expect("made");
+        let folder = crate::runtime_folder::make(&temporary.path().join("run"))
+            .map(RuntimeFolder)
+            .expect("made");
         (temporary, folder)
     }
 

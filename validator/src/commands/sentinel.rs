@@ -39,7 +39,12 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<SentinelCommand>,
     /// What the workers do
-    #[arg(long, value_enum, default_value_t, env = "GPU_VALIDATOR_SENTINEL_WORKLOAD")]
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        env = "GPU_VALIDATOR_SENTINEL_WORKLOAD"
+    )]
     workload: SentinelWorkload,
     /// Memory that a worker holds, of what is free: 88%, 2GiB
     #[arg(
@@ -187,14 +192,8 @@ fn work(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         to_stdout(&format!("{line}\n"));
     };
     log(&format!("watching {} GPUs", gpus.len()));
-    let status = crate::session::sentinel::watch(
-        &options,
-        gpus,
-        simulated,
-        &folder,
-        &interrupt,
-        &mut log,
-    )?;
+    let status =
+        crate::session::sentinel::watch(&options, gpus, simulated, &folder, &interrupt, &mut log)?;
     log("stopped");
     drop(lock);
     Ok(exit_status(&status))

@@ -9,9 +9,9 @@ pub(crate) mod contention;
 mod foreign_processes;
 pub(crate) mod gemm;
 pub(crate) mod memory;
+mod ordered;
 pub(crate) mod orders;
 pub(crate) mod reserve;
-mod ordered;
 pub(crate) mod start;
 pub(crate) mod worker;
 

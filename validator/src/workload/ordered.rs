@@ -92,11 +92,7 @@ fn work_until_ordered(
 }
 
 /// The sum of what was measured before this part, and of this part.
-fn merge(
-    run: &mut WorkloadRun,
-    (measured, mismatches): &(MeasuredWork, u64),
-    part: &WorkloadRun,
-) {
+fn merge(run: &mut WorkloadRun, (measured, mismatches): &(MeasuredWork, u64), part: &WorkloadRun) {
     run.measured.seconds = measured.seconds + part.measured.seconds;
     run.measured.passes = measured.passes + part.measured.passes;
     run.measured.bytes_verified = measured.bytes_verified + part.measured.bytes_verified;

@@ -19,9 +19,9 @@ mod markdown;
 mod measurements;
 mod metrics;
 mod node_summary;
-mod sentinel;
 #[cfg(test)]
 mod sample;
+mod sentinel;
 mod text;
 mod verdict;
 

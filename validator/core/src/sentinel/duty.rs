@@ -23,7 +23,11 @@ mod tests {
 
     /// A GPU that takes 100 W idle and up to 700 W at work.
     fn power_mw(duty: f64) -> u32 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a test"
+        )]
         let power = (100_000.0 + 600_000.0 * duty) as u32;
         power
     }

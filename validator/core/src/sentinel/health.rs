@@ -35,7 +35,9 @@ impl Health {
         }
         if self.slow_readings >= SLOW_READINGS {
             let names = slow.names().join(", ");
-            return Some(format!("hardware has slowed the GPU down for {SLOW_READINGS} s: {names}"));
+            return Some(format!(
+                "hardware has slowed the GPU down for {SLOW_READINGS} s: {names}"
+            ));
         }
         let now = uncorrectable(&counters.ecc_volatile)?;
         let first = *self.uncorrectable_at_first.get_or_insert(now);
@@ -80,7 +82,10 @@ pub fn of_run(run: &WorkloadRun) -> Option<String> {
             it.address, it.observed, it.expected
         )
     });
-    Some(format!("{} values differ from the expected ones{first}", run.mismatches))
+    Some(format!(
+        "{} values differ from the expected ones{first}",
+        run.mismatches
+    ))
 }
 
 #[cfg(test)]
@@ -121,9 +126,16 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(health.condition(true, thermal, &none), None);
         }
-        assert_eq!(health.condition(true, Some(ClocksEventReasons::SW_POWER_CAP), &none), None);
+        assert_eq!(
+            health.condition(true, Some(ClocksEventReasons::SW_POWER_CAP), &none),
+            None
+        );
         for _ in 0..20 {
-            assert_eq!(health.condition(false, thermal, &none), None, "it is not at work");
+            assert_eq!(
+                health.condition(false, thermal, &none),
+                None,
+                "it is not at work"
+            );
         }
         for _ in 0..4 {
             assert_eq!(health.condition(true, thermal, &none), None);

@@ -117,10 +117,17 @@ mod tests {
     #[test]
     fn a_gpu_that_is_used_from_the_beginning_is_not_idle() {
         let mut account = MemoryAccount::default();
-        assert_eq!(account.unexplained(used(257), Own::Nothing), 0, "1 MiB is not noticed");
+        assert_eq!(
+            account.unexplained(used(257), Own::Nothing),
+            0,
+            "1 MiB is not noticed"
+        );
         let mut account = MemoryAccount::default();
         assert!(account.unexplained(used(600), Own::Nothing) > 0);
-        assert!(account.unexplained(used(600), Own::Nothing) > 0, "still not");
+        assert!(
+            account.unexplained(used(600), Own::Nothing) > 0,
+            "still not"
+        );
         assert_eq!(account.unexplained(used(100), Own::Nothing), 0);
         // What was believed to be the driver's part shrinks and does not grow.
         assert_eq!(account.unexplained(used(170), Own::Nothing), 70 * MIB);
@@ -128,7 +135,10 @@ mod tests {
             without_reserved: false,
             ..used(900)
         };
-        assert_eq!(MemoryAccount::default().unexplained(with_reserved, Own::Nothing), 0);
+        assert_eq!(
+            MemoryAccount::default().unexplained(with_reserved, Own::Nothing),
+            0
+        );
     }
 
     #[test]

@@ -161,10 +161,18 @@ pub enum Withholder {
 /// What was observed.
 #[derive(Clone, Debug)]
 pub enum Observation {
-    Look { gpu: String, look: Look },
+    Look {
+        gpu: String,
+        look: Look,
+    },
     /// A CUDA process started somewhere on the node.
-    Alarm { source: &'static str },
-    Worker { gpu: String, event: WorkerEvent },
+    Alarm {
+        source: &'static str,
+    },
+    Worker {
+        gpu: String,
+        event: WorkerEvent,
+    },
     /// For `gpu` a withholder has this reason now, or none.
     Withheld {
         gpu: String,
@@ -172,7 +180,10 @@ pub enum Observation {
         reason: Option<String>,
     },
     /// A finding about the GPU, which is left alone from now on.
-    Ill { gpu: String, finding: String },
+    Ill {
+        gpu: String,
+        finding: String,
+    },
     /// Nothing but that time passed.
     Tick,
 }
@@ -507,7 +518,10 @@ impl Gpu {
         if let Some(at) = self.retry_at {
             later(at, self.retry_reason.clone());
         }
-        let recent = self.starts.iter().filter(|it| now.saturating_sub(**it) < HOUR);
+        let recent = self
+            .starts
+            .iter()
+            .filter(|it| now.saturating_sub(**it) < HOUR);
         if recent.clone().count() >= settings.starts_an_hour
             && let Some(first) = recent.min()
         {
@@ -529,9 +543,8 @@ impl Gpu {
         }
         match self.worker {
             Worker::None => self.start(now, settings, &wish),
-            Worker::Starting { since } => {
-                (wish != Wish::Work).then(|| self.end(now, TIME_TO_START.saturating_sub(now - since)))
-            }
+            Worker::Starting { since } => (wish != Wish::Work)
+                .then(|| self.end(now, TIME_TO_START.saturating_sub(now.saturating_sub(since)))),
             Worker::Working { .. } => match wish {
                 Wish::Work => None,
                 Wish::Silence => {
@@ -574,8 +587,7 @@ impl Gpu {
         if *wish != Wish::Work || !was_listed || now < start_at {
             return None;
         }
-        self.starts
-            .retain(|it| now.saturating_sub(*it) < HOUR);
+        self.starts.retain(|it| now.saturating_sub(*it) < HOUR);
         self.starts.push_back(now);
         self.worker = Worker::Starting { since: now };
         self.worker_changed = now;
@@ -622,7 +634,10 @@ impl Gpu {
             return (State::Away, reason);
         }
         if self.last_look.is_none() {
-            return (State::Unknown, "NVML has not returned a reading yet".to_owned());
+            return (
+                State::Unknown,
+                "NVML has not returned a reading yet".to_owned(),
+            );
         }
         let (start_at, waits_for) = self.start_at(now, settings);
         match waits_for {

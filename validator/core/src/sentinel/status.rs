@@ -136,7 +136,10 @@ impl Status {
             for gpu in &self.gpus {
                 let uuid = label(&gpu.uuid);
                 let value = value(gpu);
-                let _ = writeln!(page, "gpu_validator_sentinel_{name}{{uuid=\"{uuid}\"}} {value}");
+                let _ = writeln!(
+                    page,
+                    "gpu_validator_sentinel_{name}{{uuid=\"{uuid}\"}} {value}"
+                );
             }
         };
         let yes_no = f64::from;
@@ -202,13 +205,19 @@ impl Status {
             "# HELP gpu_validator_sentinel_false_alarms Alarms of the last ten minutes after which no GPU was taken."
         );
         let _ = writeln!(page, "# TYPE gpu_validator_sentinel_false_alarms gauge");
-        let _ = writeln!(page, "gpu_validator_sentinel_false_alarms {}", self.false_alarms);
+        let _ = writeln!(
+            page,
+            "gpu_validator_sentinel_false_alarms {}",
+            self.false_alarms
+        );
         page
     }
 }
 
 fn label(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ")
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', " ")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "Prometheus' numbers are floats")]
@@ -253,7 +262,10 @@ mod tests {
             latencies.add(2.0);
         }
         assert!((latencies.median_ms - 2.0).abs() < f64::EPSILON);
-        assert!((latencies.worst_ms - 9.0).abs() < f64::EPSILON, "the worst of all");
+        assert!(
+            (latencies.worst_ms - 9.0).abs() < f64::EPSILON,
+            "the worst of all"
+        );
     }
 
     #[test]
@@ -277,6 +289,9 @@ mod tests {
     #[test]
     fn a_status_is_read_back() {
         let text = serde_json::to_string(&status()).expect("JSON");
-        assert_eq!(serde_json::from_str::<Status>(&text).expect("read"), status());
+        assert_eq!(
+            serde_json::from_str::<Status>(&text).expect("read"),
+            status()
+        );
     }
 }

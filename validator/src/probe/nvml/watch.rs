@@ -169,7 +169,12 @@ fn watch(uuids: &[String]) -> Result<(), String> {
         let reads_lists = began >= lists_at;
         if reads_lists {
             let is_close = began < close_until;
-            lists_at = began + if is_close { LISTS_POLL_CLOSE } else { LISTS_POLL };
+            lists_at = began
+                + if is_close {
+                    LISTS_POLL_CLOSE
+                } else {
+                    LISTS_POLL
+                };
         }
         let reads_condition = began >= condition_at;
         if reads_condition {

@@ -80,7 +80,9 @@ fn follow_opens(
         let mut is_created = false;
         while let Ok(event) = reader.next() {
             is_opened |= event.events().contains(inotify::ReadFlags::OPEN);
-            is_created |= event.file_name().is_some_and(|it| it.to_bytes() == UVM.as_bytes());
+            is_created |= event
+                .file_name()
+                .is_some_and(|it| it.to_bytes() == UVM.as_bytes());
         }
         if is_created {
             add_node(watch, folder);
@@ -113,7 +115,8 @@ fn follow_counts(file: &std::fs::File, events: &Sender<Event>, interrupt: &Inter
         };
         let count = std::str::from_utf8(&text[..length]).ok();
         if let Some(count) = count.and_then(|it| it.trim().parse().ok()) {
-            if before.is_some_and(|it| count > it) && !tell(events, "the reference count of nvidia-uvm grew")
+            if before.is_some_and(|it| count > it)
+                && !tell(events, "the reference count of nvidia-uvm grew")
             {
                 return false;
             }

@@ -110,7 +110,12 @@ pub(crate) fn watch(
     let mut notes = detectors::start(&root, &events, &detectors);
     notes.extend(withholding::pid_namespace_note());
     let uuids: Vec<String> = gpus.iter().map(|it| it.uuid.clone()).collect();
-    let requests = nvml::start(&options.probe, uuids.clone(), events.clone(), detectors.clone());
+    let requests = nvml::start(
+        &options.probe,
+        uuids.clone(),
+        events.clone(),
+        detectors.clone(),
+    );
     withholding::follow_scheduler(&options.probe, &events, &detectors);
     let mps_folder = tempfile::Builder::new()
         .prefix("gpu-validator-no-mps.")
@@ -122,7 +127,10 @@ pub(crate) fn watch(
     let mut sentinel = Sentinel {
         options,
         policy: Policy::new(options.settings.clone(), uuids),
-        gpus: gpus.into_iter().map(|it| (it.uuid.clone(), Watched::new(it))).collect(),
+        gpus: gpus
+            .into_iter()
+            .map(|it| (it.uuid.clone(), Watched::new(it)))
+            .collect(),
         nvml: requests,
         has_workers: false,
         events,
@@ -352,7 +360,9 @@ impl Sentinel<'_> {
         for uuid in self.uuids() {
             let reason = match &given {
                 Ok(given) => withholding::owner_of(given, &uuid),
-                Err(reason) => Some(format!("the kubelet does not report who has the GPU: {reason}")),
+                Err(reason) => Some(format!(
+                    "the kubelet does not report who has the GPU: {reason}"
+                )),
             };
             self.withhold(&uuid, Withholder::Scheduler, reason);
         }
@@ -369,7 +379,8 @@ impl Sentinel<'_> {
                 freed_s,
             } => {
                 let detected = self.gpus.get(&uuid).and_then(|it| it.detected_s);
-                self.published.silent(&uuid, detected, last_kernel_s, freed_s);
+                self.published
+                    .silent(&uuid, detected, last_kernel_s, freed_s);
                 WorkerEvent::Silent
             }
         };
@@ -439,7 +450,8 @@ impl Sentinel<'_> {
         let has_workers = self.policy.is_working();
         if has_workers != self.has_workers {
             self.has_workers = has_workers;
-            self.nvml.send(if has_workers { WORKERS } else { NO_WORKERS });
+            self.nvml
+                .send(if has_workers { WORKERS } else { NO_WORKERS });
         }
     }
 
@@ -515,8 +527,11 @@ impl Sentinel<'_> {
                 continue;
             }
             has_changed = true;
-            let line = self.published.line(uuid, state, &reason);
-            (self.log)(&format!("{} {line}", watched.gpu.name));
+            // Before the first reading there is nothing to report.
+            if state != State::Unknown {
+                let line = self.published.line(uuid, state, &reason);
+                (self.log)(&format!("{} {line}", watched.gpu.name));
+            }
             watched.state = state;
             watched.reason = reason;
         }
@@ -531,7 +546,8 @@ impl Sentinel<'_> {
             let gpu = self.published.gpu(&uuid);
             (gpu.state, gpu.reason, gpu.withheld) = (state, reason, withheld);
         }
-        self.published.write(self.folder, self.policy.false_alarms())
+        self.published
+            .write(self.folder, self.policy.false_alarms())
     }
 }
 

@@ -29,13 +29,19 @@ pub(super) fn of_modes(mode: Option<&ComputeMode>, gpu: Option<&GpuFacts>) -> Op
         return Some("its compute mode could not be read".to_owned());
     };
     if is_exclusive(*mode) {
-        return Some(format!("compute mode {mode:?} leaves no room for a second process"));
+        return Some(format!(
+            "compute mode {mode:?} leaves no room for a second process"
+        ));
     }
     let gpu = gpu?;
     if gpu.mig.value().is_some_and(|it| it.current || it.pending) {
         return Some("MIG mode: the sentinel does not work MIG devices".to_owned());
     }
-    if gpu.virtualization_mode.value().is_some_and(|it| it == "vgpu") {
+    if gpu
+        .virtualization_mode
+        .value()
+        .is_some_and(|it| it == "vgpu")
+    {
         return Some("a vGPU guest does not see the other guests".to_owned());
     }
     None

@@ -51,7 +51,8 @@ impl Prepared for PreparedReserve<'_> {
     }
 
     fn finish(self, run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
-        run.detail.insert("chunks".to_owned(), self.chunks.len().into());
+        run.detail
+            .insert("chunks".to_owned(), self.chunks.len().into());
         Ok(())
     }
 }
