@@ -24,6 +24,7 @@ mod runner_hook;
 mod runtime_folder;
 mod sentinel_requests;
 mod session;
+mod threads;
 mod timed;
 mod worker;
 mod workload;
