@@ -408,7 +408,7 @@ fn a_validation_and_a_burn_have_the_gpus_to_themselves() {
     assert_eq!(ran.report.finding("foreign_processes")["verdict"], "pass");
     assert_eq!(ran.code, 0, "{}", ran.stdout);
     sentinel.until(0, "working");
-    let burned = node.finish(&mut node.burn_command(&[]));
+    let burned = node.finish(&mut node.burn_command(&["--duration", "0.5s"]));
     assert_eq!(burned.code, 0, "{}{}", burned.stdout, burned.stderr);
     let log = sentinel.log();
     assert!(
@@ -577,7 +577,7 @@ fn yield_latency_of_200_trials() {
     latencies.sort();
     let (median, worst) = (latencies[100], latencies[199]);
     println!("yield of 200 trials: median {median:?}, worst {worst:?}");
-    assert!(worst < Duration::from_secs(1), "{worst:?}");
+    assert!(worst < Duration::from_secs(2), "{worst:?}");
     assert!(median < Duration::from_millis(250), "{median:?}");
 }
 

@@ -69,8 +69,8 @@ impl Requests {
                     .map_or_else(|_| Named::default(), |it| Named::of(&it)),
             ),
         };
-        let names = folder.names().unwrap_or_default();
-        let claims = names.iter().filter_map(|it| it.to_str());
+        let files = folder.names().unwrap_or_default();
+        let claims = files.iter().filter_map(|it| it.to_str());
         let claims = claims.filter(|it| it.starts_with(CLAIM_PREFIX) && it.ends_with(CLAIM_SUFFIX));
         let validation = claims
             .filter_map(|name| {
@@ -160,7 +160,7 @@ pub(crate) fn resume(folder: &OwnedFolder, gpus: &[String]) -> anyhow::Result<()
 }
 
 fn write_pause(folder: &OwnedFolder, named: &[String]) -> anyhow::Result<()> {
-    let text: String = named.iter().map(|it| format!("{it}\n")).collect();
+    let text = named.join("\n");
     folder
         .write(OsStr::new(PAUSE), text.as_bytes())
         .with_context(|| format!("cannot write {}", folder.path_of(PAUSE).display()))

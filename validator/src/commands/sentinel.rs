@@ -1,6 +1,6 @@
 //! `gpu-validator sentinel`: work idle GPUs, and yield them at once to anyone else.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -277,7 +277,7 @@ fn pause(gpus: &[String], wait: bool) -> anyhow::Result<ExitStatus> {
     Ok(ExitStatus::Passed)
 }
 
-fn report(junit: &PathBuf) -> anyhow::Result<ExitStatus> {
+fn report(junit: &Path) -> anyhow::Result<ExitStatus> {
     let Some(status) = the_running_one()? else {
         to_stderr("no sentinel is running\n");
         return Ok(ExitStatus::NotJudged);

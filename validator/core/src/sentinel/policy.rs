@@ -27,7 +27,7 @@ const SILENCE_MAXIMUM: Duration = Duration::from_secs(10);
 // Source: this project's own choice; NVML is read ten times a second and lists processes once a second.
 const LOOK_OVERDUE: Duration = Duration::from_secs(2);
 const LOOK_MISSING: Duration = Duration::from_secs(10);
-/// Time after a worker's change until its memory is judged: the driver returns memory later than the call that frees it.
+/// Time after a worker freed memory until the rest is judged: the driver returns memory later than the call that frees it.
 const MEMORY_SETTLES: Duration = Duration::from_millis(250);
 /// Time to obey before a worker is killed. Freeing 95 % of an H200 takes 0.06 s (BENCHMARKS.md); a worker that creates its
 /// context is in the driver, whose calls take 0.3 s, 2.6 s with eight GPUs.
@@ -112,6 +112,8 @@ impl State {
 /// A reading of NVML.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
+    /// When NVML was read, which is before it is observed.
+    pub at: Time,
     pub used: Option<Used>,
     /// Processes that are not the sentinel's, in words; `None` where the lists were not read this time.
     pub foreign: Option<Option<String>>,
@@ -306,6 +308,8 @@ impl Policy {
                 self.alarm(now);
             }
             Observation::Worker { gpu, event } => {
+                // Whoever came while the worker started was not told from it by alarm or memory.
+                reaction.look_closely |= matches!(event, WorkerEvent::Working { .. });
                 if let Some(gpu) = self.gpus.get_mut(&gpu) {
                     gpu.hear(now, event);
                 }
@@ -395,7 +399,7 @@ impl Gpu {
     /// Notes a reading. True where the process lists would say more.
     fn look(&mut self, now: Time, look: Look) -> bool {
         self.last_look = Some(now);
-        let own = self.own(now);
+        let own = self.own(look.at);
         let was_foreign = self.foreign().is_some();
         if let Some(used) = look.used {
             self.unexplained_bytes = self.account.unexplained(used, own);
@@ -412,10 +416,13 @@ impl Gpu {
         !was_foreign && self.listed.is_none()
     }
 
-    fn own(&self, now: Time) -> Own {
-        if now.saturating_sub(self.worker_changed) < MEMORY_SETTLES
-            && self.worker_changed > Time::ZERO
-        {
+    fn own(&self, at: Time) -> Own {
+        // Allocated memory counts as used when the worker reports it, freed memory not yet as free.
+        let settles = match self.worker {
+            Worker::Working { .. } => Duration::ZERO,
+            _ => MEMORY_SETTLES,
+        };
+        if self.worker_changed > Time::ZERO && at <= self.worker_changed + settles {
             return Own::Changing;
         }
         match self.worker {

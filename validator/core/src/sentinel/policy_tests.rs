@@ -129,7 +129,12 @@ impl World {
                 WorkerEvent::Ended(_) => (false, false),
             };
             let gpu = uuid.to_owned();
-            self.observe(Observation::Worker { gpu, event });
+            let is_start = matches!(event, WorkerEvent::Working { .. });
+            let reaction = self.observe(Observation::Worker { gpu, event });
+            assert_eq!(
+                reaction.look_closely, is_start,
+                "somebody may have come meanwhile"
+            );
         }
     }
 
@@ -137,6 +142,7 @@ impl World {
         let gpu = &self.gpus[uuid];
         let own = u64::from(gpu.context) * CONTEXT_MIB + u64::from(gpu.data) * DATA_MIB;
         let look = Look {
+            at: self.now,
             used: Some(Used {
                 bytes: (3 + own + gpu.foreign_mib) * MIB,
                 without_reserved: true,
@@ -230,6 +236,29 @@ fn memory_that_nobody_explains_is_a_process() {
     world.gpu(1).foreign_mib = 0;
     world.run(ms(31_000));
     assert_eq!(world.states(), [State::Working, State::Working]);
+}
+
+#[test]
+fn a_reading_from_before_the_worker_had_its_memory_does_not_hide_its_context() {
+    let mut world = World::new(1);
+    world.run(ms(9_990));
+    while world.states() != [State::Working] && world.now < ms(20_000) {
+        world.run(ms(10));
+    }
+    // Read before, observed after.
+    let old = Look {
+        at: world.now.saturating_sub(ms(5)),
+        used: Some(Used {
+            bytes: 3 * MIB,
+            without_reserved: true,
+        }),
+        foreign: None,
+    };
+    let gpu = "GPU-0".to_owned();
+    world.observe(Observation::Look { gpu, look: old });
+    world.run(ms(5_000));
+    assert_eq!(world.states(), [State::Working]);
+    assert_eq!(world.count(Action::End), 0);
 }
 
 /// Newcomer 3: a CUDA process starts; all fall silent, and those on whose GPU it does not show resume.

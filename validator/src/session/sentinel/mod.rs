@@ -23,7 +23,7 @@ use crate::worker::{clock, own_processes};
 use crate::workload::orders::{Order, duty_line};
 use crate::workload::{Change, Task};
 use published::Published;
-use validator_core::facts::{ComputeMode, GpuFacts, GpuProcess, WorkloadRun};
+use validator_core::facts::{GpuFacts, GpuProcess, WorkloadRun};
 use validator_core::queries::processes_in_words;
 use validator_core::sentinel::duty;
 use validator_core::sentinel::health::{self, Health};
@@ -262,7 +262,7 @@ impl Sentinel<'_> {
             Event::Alarm { source, at_s } => {
                 self.observe(Observation::Alarm { source }, Some(at_s));
             }
-            Event::Scheduled(given) => self.take_schedule(given),
+            Event::Scheduled(given) => self.take_schedule(&given),
             Event::WorkerStarted { uuid, pid } => self.published.gpu(&uuid).pid = Some(pid),
             Event::WorkerChanged { uuid, change } => self.take_change(uuid, change),
             Event::WorkerRun { uuid, run } => {
@@ -288,14 +288,17 @@ impl Sentinel<'_> {
                 without_reserved,
                 processes,
             } => {
-                let is_fresh = clock::now_s() - at_s <= READING_AGE_MAXIMUM_S;
+                let age_s = (clock::now_s() - at_s).max(0.0);
+                let is_fresh = age_s <= READING_AGE_MAXIMUM_S;
                 let used = is_fresh.then_some(Used {
                     bytes: used_bytes,
                     without_reserved,
                 });
                 let foreign = processes.map(foreign_in_words);
                 self.withhold(&uuid, Withholder::Nvml, None);
-                let look = Look { used, foreign };
+                let age = Duration::try_from_secs_f64(age_s).unwrap_or_default();
+                let at = self.now().saturating_sub(age);
+                let look = Look { at, used, foreign };
                 self.observe(Observation::Look { gpu: uuid, look }, Some(at_s));
             }
             WatchMessage::Condition { uuid, condition } => self.take_condition(&uuid, &condition),
@@ -356,9 +359,9 @@ impl Sentinel<'_> {
         }
     }
 
-    fn take_schedule(&mut self, given: Result<BTreeMap<String, String>, String>) {
+    fn take_schedule(&mut self, given: &Result<BTreeMap<String, String>, String>) {
         for uuid in self.uuids() {
-            let reason = match &given {
+            let reason = match given {
                 Ok(given) => withholding::owner_of(given, &uuid),
                 Err(reason) => Some(format!(
                     "the kubelet does not report who has the GPU: {reason}"
@@ -555,9 +558,4 @@ impl Sentinel<'_> {
 fn foreign_in_words(mut processes: Vec<GpuProcess>) -> Option<String> {
     processes.retain(|it| !own_processes::contains(it.pid));
     (!processes.is_empty()).then(|| processes_in_words(&processes))
-}
-
-/// Whether a compute mode leaves no room for a second process.
-fn is_exclusive(mode: ComputeMode) -> bool {
-    mode != ComputeMode::Default
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use super::{Event, is_exclusive};
+use super::Event;
 use crate::interrupt::Interrupt;
 use crate::probe::ProbeOptions;
 use validator_core::facts::{ComputeMode, GpuFacts};
@@ -28,7 +28,7 @@ pub(super) fn of_modes(mode: Option<&ComputeMode>, gpu: Option<&GpuFacts>) -> Op
     let Some(mode) = mode else {
         return Some("its compute mode could not be read".to_owned());
     };
-    if is_exclusive(*mode) {
+    if *mode != ComputeMode::Default {
         return Some(format!(
             "compute mode {mode:?} leaves no room for a second process"
         ));
