@@ -99,6 +99,7 @@ build {
       "UPLOADED_FOLDER=${local.uploaded_folder}",
       "GPU_FAMILY=${var.gpu_family}",
       "GATED_UNIT=${local.gated_unit[source.name]}",
+      "SENTINEL_ENABLED=${var.sentinel_enabled}",
     ]
   }
 

@@ -149,6 +149,12 @@ variable "validator_version" {
   }
 }
 
+variable "sentinel_enabled" {
+  type        = bool
+  description = "Work idle GPUs with `gpu-validator sentinel` from boot on, see docs/sentinel.md."
+  default     = false
+}
+
 variable "report_folder" {
   type        = string
   description = "Folder on this machine for the validation's reports and the manifest; relative to where packer is started."

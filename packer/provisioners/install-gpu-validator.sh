@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs gpu-validator with its man page, the profiles, and the unit that keeps work from an instance that does not pass.
-# UPLOADED_FOLDER holds the files, GPU_FAMILY names the profile, GATED_UNIT is what must wait (kubelet or the runner); all
-# come from the template.
+# UPLOADED_FOLDER holds the files, GPU_FAMILY names the profile, GATED_UNIT is what must wait (kubelet or the runner),
+# SENTINEL_ENABLED is whether idle GPUs are worked (docs/sentinel.md); all come from the template.
 set -euo pipefail
 
 : "${UPLOADED_FOLDER:?}" "${GPU_FAMILY:?}" "${GATED_UNIT:?}"
@@ -51,6 +51,10 @@ case "$on_failure $GATED_UNIT" in
     ;;
 esac
 install -D --mode=0644 "$files/$drop_in" "$units/$GATED_UNIT.d/50-gpu-validator.conf"
+install -D --mode=0644 "$files/gpu-validator-sentinel.service" "$units/gpu-validator-sentinel.service"
 
 systemctl daemon-reload
 systemctl enable gpu-validator-firstboot.service
+if [[ "${SENTINEL_ENABLED:-false}" == true ]]; then
+  systemctl enable gpu-validator-sentinel.service
+fi

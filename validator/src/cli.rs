@@ -60,6 +60,7 @@ enum Command {
     Run(Box<commands::run::Arguments>),
     Burn(commands::burn::Arguments),
     Allocation(Box<commands::allocation::Arguments>),
+    Sentinel(commands::sentinel::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
     /// Many nodes: their reports in one
@@ -120,6 +121,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),
         Command::Allocation(arguments) => commands::allocation::allocation(arguments),
+        Command::Sentinel(arguments) => commands::sentinel::sentinel(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
         Command::Fleet(command) => commands::fleet::fleet(command),

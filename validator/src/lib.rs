@@ -21,6 +21,8 @@ mod probe;
 mod process_stat;
 mod profile_file;
 mod runner_hook;
+mod runtime_folder;
+mod sentinel_requests;
 mod session;
 mod threads;
 mod timed;

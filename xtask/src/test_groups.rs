@@ -43,11 +43,12 @@ const ALL: [Group; 3] = [Group::Product, Group::Infrastructure, Group::Timing];
 const DIVIDED: &str = "it";
 
 /// Modules of [`DIVIDED`] whose tests wait for deadlines, or judge how long something takes.
-const TIMING_MODULES: [&str; 5] = [
+const TIMING_MODULES: [&str; 6] = [
     "burn",
     "burn_detection",
     "burn_engines",
     "burns",
+    "sentinel",
     "stopped_runs",
 ];
 

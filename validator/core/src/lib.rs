@@ -55,6 +55,7 @@ pub mod profile;
 pub mod queries;
 pub mod reference;
 pub mod report;
+pub mod sentinel;
 mod tally;
 #[doc(hidden)]
 pub mod test_machine;

@@ -198,6 +198,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let (profile, profile_name) = arguments.report.profile()?;
     let folder = RuntimeFolder::open()?;
     refuse_second_burn(&folder, &arguments.gpu)?;
+    let _claim = crate::sentinel_requests::claim();
     let mut probe = probe_options(LEVEL, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut options = BurnOptions {

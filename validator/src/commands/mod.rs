@@ -31,6 +31,8 @@ pub(crate) mod run;
 pub(crate) mod run_remote;
 pub(crate) mod running_burns;
 pub(crate) mod schema;
+#[allow(clippy::doc_markdown)]
+pub(crate) mod sentinel;
 mod simulated_ok;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;

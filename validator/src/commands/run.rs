@@ -66,6 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let (profile, profile_name) = arguments.report.profile()?;
     let mut probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
+    let _claim = crate::sentinel_requests::claim();
     let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
     options.allocation = arguments.burn.allocation(arguments.level, &options.burn);

@@ -5,7 +5,7 @@
 
 use std::fs::{File, TryLockError};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -16,10 +16,6 @@ use crate::owned_folder::OwnedFolder;
 use crate::process_stat;
 use validator_core::report::one_line;
 
-/// Where the files lie; tests and simulated nodes have a folder of their own.
-pub(super) const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
-/// The folder for files of running processes (File Hierarchy Standard), which only root may write to.
-const SYSTEM_FOLDER: &str = "/run/gpu-validator";
 /// A burn stops within a second, its reports take another; then it hangs.
 const TIME_TO_STOP: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
@@ -43,29 +39,8 @@ pub(super) struct RunningBurn {
 pub(super) struct RuntimeFolder(OwnedFolder);
 
 impl RuntimeFolder {
-    /// `/run/gpu-validator` where it can be written to, else the user's own runtime folder, else one below `/tmp`.
     pub(super) fn open() -> anyhow::Result<Self> {
-        if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
-            return Self::make(Path::new(&folder));
-        }
-        let user = rustix::process::geteuid();
-        let own = if user.is_root() {
-            Some(PathBuf::from(SYSTEM_FOLDER))
-        } else {
-            std::env::var_os("XDG_RUNTIME_DIR").map(|it| Path::new(&it).join("gpu-validator"))
-        };
-        // A container may have neither.
-        if let Some(folder) = own.and_then(|it| Self::make(&it).ok()) {
-            return Ok(folder);
-        }
-        let name = format!("gpu-validator-{}", user.as_raw());
-        Self::make(&std::env::temp_dir().join(name))
-    }
-
-    fn make(folder: &Path) -> anyhow::Result<Self> {
-        let opened = OwnedFolder::create(folder, 0o700)
-            .with_context(|| format!("runtime folder {} cannot be used", folder.display()))?;
-        Ok(Self(opened))
+        crate::runtime_folder::open().map(Self)
     }
 
     /// Where a burn that is about to start in the background writes what it says.
@@ -305,6 +280,23 @@ impl RunningBurn {
     }
 }
 
+/// Stops the process with this number and start, and returns how it ended.
+pub(super) fn stop_process(pid: u32, started_ticks: u64) -> anyhow::Result<&'static str> {
+    let process = RunningBurn {
+        pid,
+        started_ticks,
+        gpus: Vec::new(),
+        duration_s: 0.0,
+        progress: Vec::new(),
+        log: None,
+    };
+    Ok(match process.stop()? {
+        Stopped::Ended => "stopped",
+        Stopped::Killed => "did not stop and was killed",
+        Stopped::NotThere => "was over already",
+    })
+}
+
 /// When a process started, in clock ticks since boot; `None` where there is none, or only a zombie.
 fn started_ticks(pid: u32) -> Option<u64> {
     let state: char = process_stat::field(pid, 3)?;
@@ -354,7 +346,9 @@ mod tests {
 
     fn folder() -> (tempfile::TempDir, RuntimeFolder) {
         let temporary = tempfile::tempdir().expect("a folder");
-        let folder = RuntimeFolder::make(&temporary.path().join("run")).expect("made");
+        let folder = crate::runtime_folder::make(&temporary.path().join("run"))
+            .map(RuntimeFolder)
+            .expect("made");
         (temporary, folder)
     }
 

@@ -60,6 +60,12 @@ pub(crate) enum WorkerCommand {
         #[arg(long)]
         gpu: Vec<String>,
     },
+    /// Reads again and again who uses the GPUs
+    Watch {
+        /// UUIDs of the GPUs
+        #[arg(long)]
+        gpu: Vec<String>,
+    },
     /// Reads NVML's sensors again and again until SIGTERM
     Sensors {
         /// UUIDs of the GPUs
@@ -110,6 +116,7 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
             });
         }
         WorkerCommand::GpuUsers { gpu } => crate::probe::run_users_worker(&gpu),
+        WorkerCommand::Watch { gpu } => crate::probe::run_watch_worker(&gpu),
         WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
     }
     ExitCode::SUCCESS

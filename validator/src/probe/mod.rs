@@ -13,8 +13,9 @@ mod options;
 
 pub(crate) use cuda::run_worker as run_cuda_worker;
 pub(crate) use nvml::{
-    NvmlWorker, Part, PowerKind, PowerMeter, SensorMessage, UsersMessage, run_sensors_worker,
-    run_users_worker, users_of, watch_processes_of_others, with_power_meter,
+    Condition, LOOK_CLOSELY, NO_WORKERS, NvmlWorker, Part, PowerKind, PowerMeter, SensorMessage,
+    UsersMessage, WORKERS, WatchMessage, run_sensors_worker, run_users_worker, run_watch_worker,
+    users_of, watch_processes_of_others, with_power_meter,
 };
 pub(crate) use options::{Deadlines, ProbeOptions};
 

@@ -9,6 +9,7 @@ mod deferred_probes;
 mod devices;
 mod samples;
 mod sensors;
+pub(crate) mod sentinel;
 pub(crate) mod standby;
 mod workload_process;
 mod workloads;

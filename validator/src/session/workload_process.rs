@@ -111,6 +111,14 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         }
     }
 
+    /// Sends an order to a worker that reads its standard input all the time.
+    pub(super) fn write_line(&mut self, line: &str) {
+        if let Some(input) = &mut self.input {
+            // A pipe holds thousands of orders; a worker that is gone does not need this one.
+            let _ = writeln!(input, "{line}");
+        }
+    }
+
     /// Kills a worker that is not needed.
     pub(super) fn dismiss(&self) {
         self.orders.dismissed.store(true, Ordering::Release);

@@ -5,13 +5,18 @@
 
 pub(crate) mod allocation;
 pub(crate) mod check;
+mod chunks;
 pub(crate) mod contention;
 mod foreign_processes;
 pub(crate) mod gemm;
 pub(crate) mod memory;
+mod ordered;
+pub(crate) mod orders;
+pub(crate) mod reserve;
 pub(crate) mod start;
 pub(crate) mod worker;
 
+pub(crate) use ordered::{CHANGE, Change};
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{ALLOCATION, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
@@ -47,6 +52,9 @@ pub(crate) enum OnForeignProcess {
     Yield,
     /// None: the parent reads the process lists for all workers.
     Ignore,
+    /// None of the worker's own: the parent watches, and orders on standard input (see [`orders`]). Eight workers that each read
+    /// NVML's lists would keep the driver's locks.
+    AwaitOrders,
 }
 
 /// What is to be done, by workload.
@@ -55,6 +63,7 @@ pub(crate) enum OnForeignProcess {
 pub(crate) enum Task {
     Memory(memory::MemoryTask),
     Allocation(allocation::AllocationTask),
+    Reserve(reserve::ReserveTask),
 }
 
 impl Task {
@@ -63,6 +72,7 @@ impl Task {
         match self {
             Self::Memory(_) => "memory",
             Self::Allocation(_) => ALLOCATION,
+            Self::Reserve(_) => "reserve",
         }
     }
 }

@@ -48,9 +48,13 @@ pub(crate) fn run_worker(
     if matches!(assignment.task, Task::Allocation(_)) {
         allocation::note_visible_devices(&assignment.devices, &reporter, &mut run);
     }
-    let end = gpus.and_then(|gpus| match &assignment.task {
-        Task::Memory(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
-        Task::Allocation(task) => work(task, &gpus, &assignment, (started, &reporter), &mut run),
+    let end = gpus.and_then(|gpus| {
+        let start = (started, &reporter);
+        match &assignment.task {
+            Task::Memory(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Reserve(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Allocation(task) => work(task, &gpus, &assignment, start, &mut run),
+        }
     });
     let end = end.unwrap_or_else(|end| {
         // The parent, which knows every process on the GPU, judges what was refused.
@@ -95,6 +99,9 @@ fn work<W: Workload>(
     (started, reporter): (Instant, &Reporter),
     run: &mut WorkloadRun,
 ) -> Result<WorkerEnd, WorkerEnd> {
+    if assignment.on_foreign_process == OnForeignProcess::AwaitOrders {
+        return super::ordered::work(workload, gpus, assignment.memory, reporter, run);
+    }
     let mut prepared = workload.prepare(gpus, assignment.memory, reporter, run)?;
     let is_watched = assignment.on_foreign_process != OnForeignProcess::Ignore;
     let watch = is_watched.then(|| ForeignProcessWatch::start(&assignment.id.gpus));
@@ -153,7 +160,9 @@ fn work<W: Workload>(
                 .push(format!("{processes} used the GPU at the same time"));
             Ok(WorkerEnd::Finished)
         }
-        (None, _) | (_, OnForeignProcess::Ignore) => Ok(WorkerEnd::Finished),
+        (None, _) | (_, OnForeignProcess::Ignore | OnForeignProcess::AwaitOrders) => {
+            Ok(WorkerEnd::Finished)
+        }
     }
 }
 

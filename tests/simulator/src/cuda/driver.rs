@@ -87,6 +87,7 @@ pub(super) fn init() -> Outcome {
     if scenario.cuda.init_error != SUCCESS {
         return Err(scenario.cuda.init_error);
     }
+    open_uvm(node);
     let mut seen = Vec::new();
     for (index, gpu) in scenario.gpus.iter().enumerate() {
         let may_be_opened = may_open(node, gpu);
@@ -127,6 +128,13 @@ pub(super) fn init() -> Outcome {
         contexts: Mutex::default(),
     });
     Ok(())
+}
+
+/// Opens the unified memory driver's node, as a real `cuInit` does, until the process ends.
+fn open_uvm(node: &Node) {
+    if let Ok(file) = std::fs::File::open(node.folder().join("sysroot/dev/nvidia-uvm")) {
+        std::mem::forget(file);
+    }
 }
 
 /// Whether this process may open the GPU's device node. A GPU whose node it may not open is left out; one whose node is

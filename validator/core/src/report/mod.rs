@@ -22,6 +22,7 @@ mod metrics;
 mod node_summary;
 #[cfg(test)]
 mod sample;
+mod sentinel;
 mod text;
 mod verdict;
 
@@ -37,6 +38,7 @@ pub use junit::junit;
 pub use markdown::markdown;
 pub use metrics::metrics;
 pub use node_summary::MachineGpu;
+pub use sentinel::sentinel_junit;
 pub use text::{markdown as markdown_text, one_line, printable, visible_json};
 pub use verdict::sentence as verdict_sentence;
 pub use verdict::word as verdict_word;

@@ -118,6 +118,40 @@ pub(super) fn ask(question: &KubeletQuestion<'_>, facts: &mut KubernetesFacts) {
     facts.device_plugins = device_plugins(question, &runtime).into();
 }
 
+/// For each device of a container, `pod namespace/name`; `None` where the kubelet has no such socket.
+pub(super) fn assigned(
+    root: &Path,
+    deadline: Duration,
+    interrupt: &Interrupt,
+) -> Option<Result<BTreeMap<String, String>, String>> {
+    let socket = root.join(POD_RESOURCES).join(POD_RESOURCES_SOCKET);
+    match std::fs::symlink_metadata(&socket) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => return Some(Err(format!("cannot read {}: {error}", socket.display()))),
+    }
+    let question = KubeletQuestion {
+        root,
+        deadline,
+        list_and_watch: false,
+        allocatable_within: Duration::ZERO,
+        wanted: None,
+        interrupt,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("no runtime for gRPC: {error}"));
+    let assigned = runtime.and_then(|runtime| assignments(&question, &runtime));
+    Some(assigned.map(|assigned| {
+        let devices = assigned.into_iter().flat_map(|it| {
+            let owner = format!("pod {}/{}", it.namespace, it.pod);
+            it.device_ids.into_iter().map(move |id| (id, owner.clone()))
+        });
+        devices.collect()
+    }))
+}
+
 fn wait_for_allocatable(
     question: &KubeletQuestion<'_>,
     runtime: &Runtime,

@@ -10,6 +10,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -64,6 +65,17 @@ pub(crate) fn credentials_wanted(profile: &KubernetesProfile) -> CredentialsWant
         profile.api.context.as_deref(),
         profile.api.allow_insecure == Some(true),
     )
+}
+
+/// For each device that the kubelet gave to a container, whose it is; `None` where there is no kubelet's socket here.
+pub(crate) fn assigned_devices(
+    options: &ProbeOptions,
+    interrupt: &Interrupt,
+) -> Option<Result<BTreeMap<String, String>, String>> {
+    let kubelet_root = options.kubernetes.kubelet_root.as_deref();
+    let sysroot = options.sysroot.as_deref().unwrap_or(Path::new("/"));
+    let root = below(sysroot, kubelet_root.unwrap_or(KUBELET_ROOT));
+    kubelet::assigned(&root, options.deadlines.kubelet_call, interrupt)
 }
 
 /// Asks the kubelet, where there is one, and the API server, where there are credentials for it. `facts` are those of

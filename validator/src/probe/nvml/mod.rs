@@ -13,6 +13,7 @@ mod protocol;
 mod read;
 mod sensors;
 mod users;
+mod watch;
 mod worker;
 
 use std::ffi::OsString;
@@ -26,6 +27,9 @@ pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
 pub(crate) use users::{UsersMessage, run_worker as run_users_worker};
+pub(crate) use watch::{
+    Condition, LOOK_CLOSELY, NO_WORKERS, WORKERS, WatchMessage, run_worker as run_watch_worker,
+};
 pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, ProbeOptions};

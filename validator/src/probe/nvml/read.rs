@@ -165,6 +165,20 @@ impl GpuReader<'_> {
         }
     }
 
+    /// The memory, and where `with_lists` all processes, own ones included. The reason where a call failed.
+    pub(super) fn users_of_all(
+        &self,
+        with_lists: bool,
+    ) -> Result<(MemoryUse, Option<Vec<GpuProcess>>), String> {
+        let memory = self.memory().map_err(|it| it.to_string())?;
+        let processes = with_lists.then(|| self.all_processes()).transpose();
+        Ok((memory, processes.map_err(|it| it.to_string())?))
+    }
+
+    pub(super) fn compute_mode_now(&self) -> Reading<ComputeMode> {
+        self.reading(self.device.compute_mode().map(compute_mode))
+    }
+
     pub(super) fn power_limit_mw(&self) -> Option<u32> {
         self.device.enforced_power_limit_mw().ok()
     }

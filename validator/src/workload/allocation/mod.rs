@@ -14,7 +14,8 @@ use validator_core::facts::{
     ALLOCATION, AllocationDetail, AllocationFailures, WorkerEnd, WorkloadRun,
 };
 
-use super::memory::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult, WORD_BYTES};
+use super::chunks::WORD_BYTES;
+use super::memory::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult};
 use super::start::{exited, is_same_device, visible_uuids};
 use super::{Prepared, Step, WorkerGpu, Workload};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory};

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use validator_core::facts::{MemoryMismatch, WorkerEnd};
 
 use super::super::WorkerGpu;
+use super::super::chunks::WORD_BYTES;
 use super::super::start::{FIRST_USE_OF_CONTEXT, exited};
 use super::pattern;
 use crate::cuda::{Argument, DeviceMemory, LaunchShape, Module, c_text};
@@ -16,7 +17,6 @@ const VERIFY: &CStr = c"gpu_validator_memory_verify";
 const BLOCK_THREADS: u32 = 256;
 /// Eight blocks of 256 threads fill an SM; twice that hides the end of a launch.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
-pub(in crate::workload) const WORD_BYTES: u64 = 8;
 const WORD: usize = size_of::<u64>();
 /// Mismatches whose addresses the kernel keeps.
 pub(in crate::workload) const EXAMPLES_MAXIMUM: usize = 8;

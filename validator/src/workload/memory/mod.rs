@@ -9,16 +9,14 @@ mod pattern;
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{MemoryMismatch, WorkerEnd, WorkloadRun};
 
-pub(super) use kernels::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult, WORD_BYTES};
+pub(super) use kernels::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult};
 
+use super::chunks::{WORD_BYTES, allocate_chunks};
 use super::{Prepared, Step, WorkerGpu, Workload};
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory};
+use crate::cuda::DeviceMemory;
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
 
-/// Memory of one allocation. Written in under 1 ms by an H200 (4 TB/s), so that a stop is not delayed; no larger, so that
-/// fragmented memory is used, too.
-const CHUNK_BYTES: u64 = 512 << 20;
 /// The memory test as an assignment has it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryTask {
@@ -133,34 +131,8 @@ impl<'g> Arena<'g> {
         reporter: &Reporter,
         run: &mut WorkloadRun,
     ) -> Result<Self, WorkerEnd> {
-        let context = &gpu.context;
         let kernels = PatternKernels::load(gpu, reporter)?;
-        let (free, _) = context.memory_bytes()?;
-        let asked = budget.of(free).min(free);
-        let mut chunks = Vec::new();
-        let mut used = 0;
-        // Where nothing is free the driver is asked for a word, so that it returns the reason.
-        while used < asked.max(WORD_BYTES) {
-            let bytes = (asked - used.min(asked)).clamp(WORD_BYTES, CHUNK_BYTES) / WORD_BYTES;
-            match context.allocate(bytes * WORD_BYTES) {
-                Ok(chunk) => {
-                    used += chunk.bytes();
-                    chunks.push(chunk);
-                }
-                Err(CudaFailure::Status {
-                    code: CUDA_ERROR_OUT_OF_MEMORY,
-                    ..
-                }) if used > 0 => {
-                    run.notes.push(format!(
-                        "{asked} bytes of memory were requested, the driver gave {used}"
-                    ));
-                    break;
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-        run.memory.free_bytes += free;
-        run.memory.used_bytes += used;
+        let chunks = allocate_chunks(gpu, budget, run)?;
         Ok(Self {
             gpu,
             kernels,

@@ -1,0 +1,166 @@
+//! What the sentinel sees of a GPU's health while it works it, and which of it is a finding.
+
+use crate::facts::{ClocksEventReasons, EccErrors, LoadCounters, Reading, WorkloadRun};
+use crate::reference::{XidClass, xid};
+
+/// Readings in a row, a second apart, in which hardware slows the GPU down: one alone may be a moment's power brake.
+// Source: this project's own choice.
+const SLOW_READINGS: u32 = 5;
+/// Hardware reduces the clocks: for heat, or because the board or the power supply asks for it.
+// Source: nvml.h, nvmlClocksEventReasons.
+const HARDWARE_REASONS: u64 = ClocksEventReasons::HW_SLOWDOWN
+    | ClocksEventReasons::HW_THERMAL_SLOWDOWN
+    | ClocksEventReasons::HW_POWER_BRAKE_SLOWDOWN;
+
+/// What was seen of one GPU so far.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    uncorrectable_at_first: Option<u64>,
+    slow_readings: u32,
+}
+
+impl Health {
+    /// Takes a reading of a second; returns a finding.
+    pub fn condition(
+        &mut self,
+        is_working: bool,
+        reasons: Option<u64>,
+        counters: &LoadCounters,
+    ) -> Option<String> {
+        let slow = ClocksEventReasons(reasons.unwrap_or_default() & HARDWARE_REASONS);
+        if is_working && slow.0 != 0 {
+            self.slow_readings += 1;
+        } else {
+            self.slow_readings = 0;
+        }
+        if self.slow_readings >= SLOW_READINGS {
+            let names = slow.names().join(", ");
+            return Some(format!(
+                "hardware has slowed the GPU down for {SLOW_READINGS} s: {names}"
+            ));
+        }
+        let now = uncorrectable(&counters.ecc_volatile)?;
+        let first = *self.uncorrectable_at_first.get_or_insert(now);
+        (now > first).then(|| format!("{} new uncorrectable ECC errors", now - first))
+    }
+}
+
+fn uncorrectable(errors: &Reading<EccErrors>) -> Option<u64> {
+    let errors = errors.value()?;
+    let parts = [errors.sram_uncorrectable, errors.dram_uncorrectable];
+    let sum = || parts.iter().flatten().copied().reduce(u64::saturating_add);
+    errors.total_uncorrectable.or_else(sum)
+}
+
+/// The finding of an Xid; none where an application of somebody else, and not the GPU, may be its cause.
+pub fn of_xid(number: u32, is_alone: bool) -> Option<String> {
+    let class = xid(number).map(|it| it.class);
+    let is_finding = match class {
+        Some(XidClass::Informational) => false,
+        // The worker's kernels do nothing wrong, so that on a GPU of its own the GPU did.
+        Some(XidClass::Application | XidClass::Unknown) | None => is_alone,
+        Some(
+            XidClass::Contained
+            | XidClass::Reset
+            | XidClass::Reboot
+            | XidClass::Hardware
+            | XidClass::Software
+            | XidClass::NvlinkBySeverity,
+        ) => true,
+    };
+    is_finding.then(|| format!("Xid {number}"))
+}
+
+/// The finding of wrong results.
+pub fn of_run(run: &WorkloadRun) -> Option<String> {
+    if run.mismatches == 0 {
+        return None;
+    }
+    let first = run.first_mismatches.first().map_or(String::new(), |it| {
+        format!(
+            ", the first at address {}: {} instead of {}",
+            it.address, it.observed, it.expected
+        )
+    });
+    Some(format!(
+        "{} values differ from the expected ones{first}",
+        run.mismatches
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{RequestedWork, WorkerEnd};
+    use crate::worker_id::WorkerId;
+
+    fn counters(uncorrectable: u64) -> LoadCounters {
+        LoadCounters {
+            ecc_volatile: Reading::Value(EccErrors {
+                total_uncorrectable: Some(uncorrectable),
+                ..EccErrors::default()
+            }),
+            ..LoadCounters::default()
+        }
+    }
+
+    #[test]
+    fn only_new_ecc_errors_are_a_finding() {
+        let mut health = Health::default();
+        for (count, finding) in [
+            (7, None),
+            (7, None),
+            (9, Some("2 new uncorrectable ECC errors".to_owned())),
+        ] {
+            assert_eq!(health.condition(true, None, &counters(count)), finding);
+        }
+        let unread = LoadCounters::default();
+        assert_eq!(Health::default().condition(true, None, &unread), None);
+    }
+
+    #[test]
+    fn a_slowdown_of_five_seconds_at_work_is_a_finding() {
+        let mut health = Health::default();
+        let thermal = Some(ClocksEventReasons::HW_THERMAL_SLOWDOWN);
+        let none = LoadCounters::default();
+        for _ in 0..4 {
+            assert_eq!(health.condition(true, thermal, &none), None);
+        }
+        assert_eq!(
+            health.condition(true, Some(ClocksEventReasons::SW_POWER_CAP), &none),
+            None
+        );
+        for _ in 0..20 {
+            assert_eq!(
+                health.condition(false, thermal, &none),
+                None,
+                "it is not at work"
+            );
+        }
+        for _ in 0..4 {
+            assert_eq!(health.condition(true, thermal, &none), None);
+        }
+        let finding = health.condition(true, thermal, &none).expect("five");
+        assert!(finding.contains("hw_thermal_slowdown"), "{finding}");
+    }
+
+    #[test]
+    fn an_applications_xid_is_a_finding_only_where_no_application_but_the_worker_is() {
+        assert_eq!(of_xid(79, false), Some("Xid 79".to_owned()));
+        assert_eq!(of_xid(31, false), None);
+        assert_eq!(of_xid(31, true), Some("Xid 31".to_owned()));
+    }
+
+    #[test]
+    fn wrong_values_are_a_finding() {
+        let id = WorkerId::new("memory", &["GPU-a"], 0);
+        let end = Reading::Value(WorkerEnd::Finished);
+        let mut run = WorkloadRun::empty(id, RequestedWork::default(), end);
+        assert_eq!(of_run(&run), None);
+        run.mismatches = 3;
+        assert_eq!(
+            of_run(&run),
+            Some("3 values differ from the expected ones".to_owned())
+        );
+    }
+}
