@@ -83,6 +83,16 @@ enum Command {
     PythonProof(crate::probe::environment::launch::Arguments),
 }
 
+impl Command {
+    /// Whether its exit code alone is its answer.
+    fn is_gate(&self) -> bool {
+        matches!(
+            self,
+            Self::Hook(_) | Self::Kubernetes(commands::kubernetes::KubernetesCommand::Gate(_))
+        )
+    }
+}
+
 /// The whole program: reads the arguments, does what they ask, returns the exit code.
 pub fn main() -> ExitCode {
     run(std::env::args_os())
@@ -103,13 +113,18 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command_line = match CommandLine::try_parse_from(&arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
-            // Nothing is left to do when the terminal is gone.
-            let _ = error.print();
-            return if error.use_stderr() {
-                refused(&arguments)
-            } else {
-                ExitCode::SUCCESS
-            };
+            let printed = error.print();
+            if error.use_stderr() {
+                // Nothing is left to do when the terminal is gone.
+                return refused(&arguments);
+            }
+            // clap leaves a rest in the buffer of standard output.
+            let printed = printed.and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
+            if let Err(error) = printed {
+                commands::terminal::note_error_of_stdout(&error);
+            }
+            let status = commands::terminal::status_with_output(ExitStatus::Passed);
+            return ExitCode::from(status as u8);
         }
     };
     outlive_file_size_limits();
@@ -132,7 +147,9 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match answer {
-        Ok(status) => ExitCode::from(status as u8),
+        // The runner and the kubelet read the exit code as a statement on the node: a full disk does not change it.
+        Ok(status) if command_line.command.is_gate() => ExitCode::from(status as u8),
+        Ok(status) => ExitCode::from(commands::terminal::status_with_output(status) as u8),
         Err(error) => {
             let text = validator_core::report::printable(&format!("{error:#}"));
             commands::terminal::to_stderr(&format!("error: {text}\n"));

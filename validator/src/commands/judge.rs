@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail};
 
-use super::report_files::{ClaimedOutputs, ReportFiles, is_standard_output, write_whole};
+use super::report_files::{
+    ClaimedOutputs, ReportFiles, is_standard_output, save_elsewhere, write_whole,
+};
 use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
 use super::terminal::{to_stderr, to_stdout};
@@ -118,11 +120,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
             to_stdout(&lines);
             let report = fleet_json(&entries);
             if let Err(error) = write_whole(path, report.as_bytes()) {
-                to_stderr(&format!(
-                    "warning: the JSON report cannot be written to {}: {error}; it goes to standard output\n",
-                    path.display()
-                ));
-                to_stdout(&report);
+                save_elsewhere("JSON report", path, &error, &report);
             }
         }
         None => {

@@ -37,7 +37,7 @@ pub(crate) mod worker;
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  everything was judged and nothing failed; warnings are allowed
-  1  at least one check failed: this node must not take work
+  1  at least one check failed: the node is not ready
   2  nothing failed, but something could not be judged (or the run was stopped): this is not a pass
   3  bad input: the profile or the arguments are wrong; nothing was judged
   4  nothing failed, and the only thing not judged is load on GPUs that others are using";

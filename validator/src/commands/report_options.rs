@@ -39,7 +39,7 @@ pub(crate) struct ReportOptions {
         env = "GPU_VALIDATOR_COLOR"
     )]
     pub(crate) color: ColorChoice,
-    /// Show every check of every GPU, not only what is worth looking at
+    /// Add every check of every GPU, findings in full, and what was not judged and why
     #[arg(long, short)]
     pub(crate) verbose: bool,
     /// Accept simulated driver libraries, for tests; without it, a run that they answered counts as not judged. No variable
@@ -69,6 +69,7 @@ impl ReportOptions {
         HumanStyle {
             color: self.color.on_stdout(),
             verbose: self.verbose,
+            width: super::terminal::width_of_stdout(),
         }
     }
 

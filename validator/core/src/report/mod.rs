@@ -3,6 +3,7 @@
 //! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
 //! reports of one run can disagree.
 
+mod answer;
 mod burn_rows;
 mod coverage;
 mod faults;
@@ -10,9 +11,11 @@ mod fleet;
 mod github;
 #[cfg(test)]
 mod golden;
+mod gpu_table;
 mod html;
 mod html_burn;
 mod human;
+mod human_details;
 mod json;
 mod junit;
 mod markdown;

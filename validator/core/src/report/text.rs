@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::diagnosis::RootCause;
+use crate::findings::{GpuSubject, Subject};
 
 /// A root cause on one line: `GPU 0 (0000:53:00.0): Xid 79 (GPU has fallen off the bus); explains 3 further findings`.
 pub(crate) fn cause_in_words(cause: &RootCause) -> String {
@@ -20,7 +21,26 @@ pub(crate) fn cause_in_words(cause: &RootCause) -> String {
         0 => String::new(),
         count => format!("; explains {}", counted(count, "further finding")),
     };
-    one_line(&format!("{place}{}{consequences}", cause.summary))
+    one_line(&format!("{place}{}{consequences}", cause_summary(cause)))
+}
+
+/// The summary of a root cause without the name of its GPU, which the reports write before it.
+pub(crate) fn cause_summary(cause: &RootCause) -> String {
+    let [gpu] = cause.gpus.as_slice() else {
+        return cause.summary.clone();
+    };
+    let subject = Subject::Gpu(GpuSubject {
+        uuid: gpu.uuid.clone(),
+        pci_address: gpu.pci_address.clone(),
+        name: None,
+    });
+    let by_address = gpu.pci_address.as_ref().map(|it| format!("GPU at {it}"));
+    [Some(subject.to_string()), by_address]
+        .into_iter()
+        .flatten()
+        .fold(cause.summary.clone(), |summary, name| {
+            summary.replace(&format!(" on {name}"), "")
+        })
 }
 
 /// Keeps what XML 1.0 allows and what does not end a CDATA section; every string of the JUnit report passes through here.
