@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::burn_options::BurnOfRun;
 use super::report_files::{ClaimedOutputs, facts_json, save_elsewhere, write_whole};
-use super::run::{probe_options, stop_on_signals, watch};
+use super::run::{probe_options, refuse_missing_sysroot, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
 use crate::session::SessionOptions;
 use validator_core::findings::ExitStatus;
@@ -44,6 +44,7 @@ pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         Some(path) => crate::profile_file::load(path)?,
         None => validator_core::profile::Profile::default(),
     };
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;

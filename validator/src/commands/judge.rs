@@ -65,6 +65,13 @@ impl Judge {
         let mut facts = read_facts(path)?;
         refuse_simulated(&mut facts, self.forbid_simulated);
         let level = self.level.unwrap_or(facts.level);
+        if level > facts.level {
+            bail!(
+                "{}: --level {level}: the facts were collected at level {} and hold nothing of a higher level",
+                path.display(),
+                facts.level
+            );
+        }
         Ok(Run::judged(facts, &self.profile, &self.profile_name, level))
     }
 

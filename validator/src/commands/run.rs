@@ -64,6 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[])?;
     let (profile, profile_name) = arguments.report.profile()?;
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let mut probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let mut options = SessionOptions::from(probe);
@@ -237,6 +238,19 @@ pub(crate) fn probe_options(
     }
     options.deadlines.run = duration(settings.deadline_s);
     options
+}
+
+/// Every file below a folder that does not exist is missing, and would be judged as such.
+pub(crate) fn refuse_missing_sysroot(sysroot: Option<&Path>) -> anyhow::Result<()> {
+    match sysroot {
+        Some(folder) if !folder.is_dir() => {
+            anyhow::bail!(
+                "--sysroot {}: expected an existing folder",
+                folder.display()
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 fn services_of(profile: &Profile, level: Level) -> Vec<String> {

@@ -30,7 +30,7 @@ impl ColorChoice {
             Self::Always => true,
             Self::Never => false,
             // Source of the variable: https://no-color.org
-            Self::Auto => std::io::stdout().is_terminal() && !set("NO_COLOR") && !dumb(),
+            Self::Auto => io::stdout().is_terminal() && !set("NO_COLOR") && !dumb(),
         }
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn width_of_stdout() -> usize {
 
 /// Writes to standard error, if anybody reads it.
 pub(crate) fn to_stderr(text: &str) {
-    let mut stderr = std::io::stderr().lock();
+    let mut stderr = io::stderr().lock();
     let _ = stderr
         .write_all(text.as_bytes())
         .and_then(|()| stderr.flush());

@@ -22,6 +22,11 @@ pub(crate) fn answer(run: &Run, causes: &[RootCause]) -> String {
     format!("{simulated}{}: {}", word(run), sentences(run, causes))
 }
 
+/// The answer of a run, as every report for people begins with it.
+pub fn answer_of(run: &Run) -> String {
+    answer(run, &crate::diagnosis::diagnose(run))
+}
+
 /// The verdict; a run that passes with warnings is `WARN`.
 pub(crate) fn word(run: &Run) -> &'static str {
     match run.exit_status() {

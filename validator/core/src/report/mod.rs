@@ -27,6 +27,7 @@ mod sample;
 mod text;
 mod verdict;
 
+pub use answer::answer_of;
 pub use burn_rows::BurnRow;
 pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 pub use github::github_annotations;

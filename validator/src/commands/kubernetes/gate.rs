@@ -12,7 +12,8 @@ use crate::commands::burn_options::BurnOfRun;
 use crate::commands::report_files::{ClaimedOutputs, ReportFiles};
 use crate::commands::report_options::ReportOptions;
 use crate::commands::run::{
-    Asked, look_and_report, probe_options, refuse_simulated, stop_on_signals,
+    Asked, look_and_report, probe_options, refuse_missing_sysroot, refuse_simulated,
+    stop_on_signals,
 };
 use crate::commands::terminal::{to_stderr, to_stdout};
 use crate::interrupt::Interrupt;
@@ -117,6 +118,7 @@ pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[judged])?;
     let taint: Taint = arguments.taint.parse()?;
     let (profile, profile_name) = arguments.report.profile()?;
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let closures = ClosureFile::open(arguments.state.as_deref())?;
     let cluster = Cluster {
         arguments,
