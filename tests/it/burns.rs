@@ -38,7 +38,7 @@ fn a_burn_in_the_background_is_shown_stopped_and_reported() {
     assert!(stdout.contains(": 1 GPU for 60 s, log "), "{stdout}");
     assert!(status(&node).1.contains(": 1 GPU for 60 s"));
     let second = said(&mut node.burn_command(&["--duration", "1s"]));
-    assert_eq!(second.0, 3, "one burn a GPU");
+    assert_eq!(second.0, 4, "one burn a GPU: the other one is busy");
     assert!(second.2.contains(" is burned by process "), "{}", second.2);
     let started = Instant::now();
     let (code, stdout, _) = said(node.validator().args(["burn", "stop"]));
@@ -113,7 +113,7 @@ fn a_burn_in_the_background_that_ends_leaves_its_reports_and_nothing_else() {
 
 #[test]
 fn waiting_returns_the_exit_code_of_the_burn_and_fails_without_one() {
-    let node = Node::with_fault("h200x1", "persistence-mode-off");
+    let node = Node::with("h200x1", &[], &["gpu.persistence_mode=false"]);
     let (code, _, stderr) = said(node.validator().args(["burn", "wait"]));
     assert_eq!(code, 3, "{stderr}");
     assert!(

@@ -84,6 +84,14 @@ enum Command {
 }
 
 impl Command {
+    /// A hook takes nothing from the variables of a job, and workers inherit those of their parent.
+    fn is_started_by_a_person(&self) -> bool {
+        !matches!(
+            self,
+            Self::Hook(_) | Self::Worker(_) | Self::PythonProof(_) | Self::Generate(_)
+        )
+    }
+
     /// Whether its exit code alone is its answer.
     fn is_gate(&self) -> bool {
         matches!(
@@ -128,6 +136,9 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     outlive_file_size_limits();
+    if command_line.command.is_started_by_a_person() {
+        commands::variables::warn_of_unknown(&CommandLine::command());
+    }
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),

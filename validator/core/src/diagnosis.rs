@@ -338,6 +338,14 @@ pub(crate) fn gpu_of(subject: &GpuSubject, facts: &Facts) -> CauseGpu {
         )
 }
 
+/// How reports name a subject: `GPU 0 (0000:53:00.0)`, or `host`.
+pub(crate) fn name_of(subject: &Subject, facts: &Facts) -> String {
+    match subject {
+        Subject::Host => "host".to_owned(),
+        Subject::Gpu(gpu) => gpu_of(gpu, facts).to_string(),
+    }
+}
+
 /// The GPU with this address: as NVML lists it, else as the PCI bus has it; `None` for a switch or a port.
 fn gpu_at(address: &str, facts: &Facts) -> Option<CauseGpu> {
     let listed = facts

@@ -53,6 +53,7 @@ pub mod profile;
 pub mod queries;
 pub mod reference;
 pub mod report;
+pub mod selection;
 mod tally;
 #[doc(hidden)]
 pub mod test_machine;

@@ -12,12 +12,14 @@ use super::report_files::{
 };
 use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
+use super::selection::SelectionOptions;
 use super::terminal::{to_stderr, to_stdout};
 use validator_core::facts::Facts;
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 use validator_core::report::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+use validator_core::selection::Selection;
 
 /// Judge facts that were collected before
 ///
@@ -32,6 +34,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = crate::cli_values::level())]
     level: Option<Level>,
     #[command(flatten)]
+    selection: SelectionOptions,
+    #[command(flatten)]
     report: ReportOptions,
 }
 
@@ -42,6 +46,7 @@ pub(crate) fn judge(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         profile,
         profile_name,
         level: arguments.level,
+        selection: arguments.selection.selection()?,
         forbid_simulated: arguments.report.refuses_simulated(),
     };
     if arguments.facts.is_dir() {
@@ -57,6 +62,7 @@ struct Judge {
     profile: Profile,
     profile_name: String,
     level: Option<Level>,
+    selection: Selection,
     forbid_simulated: bool,
 }
 
@@ -72,7 +78,8 @@ impl Judge {
                 facts.level
             );
         }
-        Ok(Run::judged(facts, &self.profile, &self.profile_name, level))
+        let run = Run::judged(facts, &self.profile, &self.profile_name, level);
+        Ok(self.selection.applied_to(run))
     }
 
     fn entry(&self, path: &Path) -> FleetEntry {

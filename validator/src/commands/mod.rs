@@ -29,9 +29,11 @@ pub(crate) mod run;
 pub(crate) mod run_remote;
 pub(crate) mod running_burns;
 pub(crate) mod schema;
+mod selection;
 mod simulated_ok;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;
+pub(crate) mod variables;
 pub(crate) mod worker;
 
 pub(crate) const EXIT_CODES: &str = "\

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::terminal::ColorChoice;
+use super::terminal::{ColorChoice, to_stderr};
 use validator_core::findings::Run;
 use validator_core::profile::Profile;
 use validator_core::report::HumanStyle;
@@ -60,7 +60,16 @@ impl ReportOptions {
     /// The profile and its name in reports.
     pub(crate) fn profile(&self) -> anyhow::Result<(Profile, String)> {
         match self.profile.as_deref() {
-            Some(path) => Ok((crate::profile_file::load(path)?, path.display().to_string())),
+            Some(path) => {
+                let profile = crate::profile_file::load(path)?;
+                if profile == Profile::default() {
+                    to_stderr(&format!(
+                        "warning: profile {} is empty and requires nothing: only the EC2 instance type and the GPU model say what is expected\n",
+                        path.display()
+                    ));
+                }
+                Ok((profile, path.display().to_string()))
+            }
             None => Ok((Profile::default(), Run::BUILT_IN_PROFILE.to_owned())),
         }
     }

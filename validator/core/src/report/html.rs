@@ -8,7 +8,7 @@ use super::faults::{Fault, faults};
 use super::node_summary::{Machine, missing};
 use super::text::{capitalized, cause_in_words, counted, one_line};
 use super::verdict;
-use crate::diagnosis::{RootCause, diagnose};
+use crate::diagnosis::{RootCause, diagnose, name_of};
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 
 const STYLE: &str = include_str!("html.css");
@@ -176,7 +176,7 @@ fn gpu_matrix(run: &Run) -> Markup {
                     thead {
                         tr {
                             th { "check" }
-                            @for gpu in &gpus { (gpu_head(gpu)) }
+                            @for gpu in &gpus { (gpu_head(gpu, run)) }
                         }
                     }
                     tbody {
@@ -193,7 +193,7 @@ fn gpu_matrix(run: &Run) -> Markup {
     }
 }
 
-fn gpu_head(subject: &Subject) -> Markup {
+fn gpu_head(subject: &Subject, run: &Run) -> Markup {
     let Subject::Gpu(gpu) = subject else {
         return markup! { th { "host" } };
     };
@@ -202,7 +202,8 @@ fn gpu_head(subject: &Subject) -> Markup {
         .as_deref()
         .or(gpu.uuid.as_deref())
         .unwrap_or("unnamed");
-    markup! { th title=(one_line(&subject.to_string())) { (one_line(short)) } }
+    let title = format!("{}, {subject}", name_of(subject, &run.facts));
+    markup! { th title=(one_line(&title)) { (one_line(short)) } }
 }
 
 fn cell(findings: &[&Finding], check: &str, gpu: &Subject) -> Markup {

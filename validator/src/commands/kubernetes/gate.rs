@@ -27,6 +27,7 @@ use validator_core::findings::{ExitStatus, Finding, Run, Verdict};
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 use validator_core::report::one_line;
+use validator_core::selection::Selection;
 
 /// How long the API server may take for one answer. A loaded one was seen to take 12 s.
 const API_DEADLINE: Duration = Duration::from_secs(25);
@@ -281,6 +282,7 @@ fn validate(
         report: &arguments.report,
         facts: arguments.facts.as_deref(),
         forbid_simulated: arguments.report.refuses_simulated(),
+        selection: Selection::default(),
     };
     Ok(look_and_report(options, &asked, interrupt))
 }
