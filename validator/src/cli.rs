@@ -39,6 +39,8 @@ Examples:
   Collect on the node, judge elsewhere, again and again:
       gpu-validator collect -o facts.json
       gpu-validator judge facts.json --profile p5.48xlarge.yaml
+  What changed between two runs, two images or two nodes?
+      gpu-validator diff before.json after.json
   Judge a fleet, one line a node:
       gpu-validator judge facts/ --profile p5.48xlarge.yaml
   Judge other machines over ssh, with one report on all of them:
@@ -59,6 +61,7 @@ enum Command {
     Burn(commands::burn::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
+    Diff(commands::diff::Arguments),
     /// Many nodes: their reports in one
     #[command(subcommand)]
     Fleet(commands::fleet::FleetCommand),
@@ -144,6 +147,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Burn(arguments) => commands::burn::burn(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
+        Command::Diff(arguments) => commands::diff::diff(arguments),
         Command::Fleet(command) => commands::fleet::fleet(command),
         Command::Environment(arguments) => commands::environment::environment(arguments),
         Command::Checks(command) => commands::checks::checks(command),

@@ -36,6 +36,7 @@ pub mod burned;
 mod cause;
 pub mod check;
 mod checks;
+pub mod comparison;
 pub mod device_ids;
 pub mod diagnosis;
 pub mod environment;

@@ -8,6 +8,7 @@ mod burn_view;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
+pub(crate) mod diff;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod environment;
 #[allow(clippy::doc_markdown)]

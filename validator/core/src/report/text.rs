@@ -171,8 +171,13 @@ pub fn markdown(text: &str) -> String {
     escaped
 }
 
-/// The text as a sentence begins.
+/// The text as a sentence begins. The name of a function, a file or a setting stays as it is written.
 pub(crate) fn capitalized(text: &str) -> String {
+    let first_word = text.split(char::is_whitespace).next().unwrap_or_default();
+    let is_name = |it: char| it.is_uppercase() || it.is_ascii_digit() || "_/.(=".contains(it);
+    if first_word.contains(is_name) {
+        return text.to_owned();
+    }
     let mut characters = text.chars();
     characters.next().map_or_else(String::new, |first| {
         first.to_uppercase().chain(characters).collect()
@@ -208,7 +213,7 @@ pub(crate) fn wrapped(text: &str, indent: &str, width: usize) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{one_line, printable, visible_json, wrapped, xml};
+    use super::{capitalized, one_line, printable, visible_json, wrapped, xml};
 
     #[test]
     fn xml_shows_what_it_cannot_carry() {
@@ -269,6 +274,20 @@ mod tests {
             printable("a\n\t ^\u{1b}[2J\u{200e}"),
             "a\n\t ^\\u{1b}[2J\\u{200e}"
         );
+    }
+
+    #[test]
+    fn a_sentence_begins_with_a_capital_and_names_stay() {
+        assert_eq!(capitalized("the driver is loaded"), "The driver is loaded");
+        for name in [
+            "nvmlInit_v2 returned an error",
+            "cuInit returned 100",
+            "persistence_mode is off",
+            "/dev/nvidia0 is missing",
+            "libcuda.so.1 is missing",
+        ] {
+            assert_eq!(capitalized(name), name);
+        }
     }
 
     #[test]
