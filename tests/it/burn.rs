@@ -32,23 +32,34 @@ fn burn(node: &Node, arguments: &[&str]) -> Ran {
 
 /// `check: verdict` of what is not green, by the number of the GPU; that of the host is not expected.
 fn not_green_by_gpu(node: &Node, report: &Report) -> BTreeMap<usize, Vec<String>> {
+    let (of_host, by_gpu) = not_green(node, report);
+    assert!(of_host.is_empty(), "of the host: {of_host:?}");
+    by_gpu
+}
+
+/// `check: verdict` of what is not green: of the host, and by the number of the GPU.
+fn not_green(node: &Node, report: &Report) -> (Vec<String>, BTreeMap<usize, Vec<String>>) {
+    let mut of_host = Vec::new();
     let mut by_gpu: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for finding in report.findings() {
         let verdict = finding["verdict"].as_str().expect("text");
         if ["pass", "skip"].contains(&verdict) {
             continue;
         }
-        let uuid = finding["subject"]["gpu"]["uuid"].as_str();
-        let uuid = uuid.unwrap_or_else(|| panic!("of the host: {finding}"));
         let check = finding["check"].as_str().expect("text");
+        let it = format!("{check}: {verdict}");
+        let Some(uuid) = finding["subject"]["gpu"]["uuid"].as_str() else {
+            of_host.push(it);
+            continue;
+        };
         let gpu = uuids(node).iter().position(|it| it == uuid);
         let of_gpu = by_gpu.entry(gpu.expect("a GPU of the node")).or_default();
-        of_gpu.push(format!("{check}: {verdict}"));
+        of_gpu.push(it);
     }
     for of_gpu in by_gpu.values_mut() {
         of_gpu.sort();
     }
-    by_gpu
+    (of_host, by_gpu)
 }
 
 fn uuids(node: &Node) -> Vec<String> {
@@ -423,24 +434,29 @@ fn workers_are_ready_before_they_are_told_to_begin() {
     }
 }
 
-/// The faults that come in the middle of a burn, the checks that are then not green, and what is said.
-const MID_BURN: [(&str, &[&str], &str); 3] = [
+/// The faults that come in the middle of a burn, the checks of the host and of GPU 2 that are then not green, and a part of
+/// the summary of `burn_completed`.
+const MID_BURN: [(&str, &[&str], &[&str], &str); 3] = [
     (
         "burn-hang",
+        &[],
         &["burn_completed: error", "gemm_numerics: error"],
         "the burn did not answer for ",
     ),
     (
         "burn-gpu-lost",
+        &["kernel_log_xid: fail"],
         &[
             "burn_completed: fail",
             "burn_errors: fail",
             "burn_throttling: error",
+            "gpu_reachable: fail",
         ],
         "CUDA_ERROR_UNKNOWN (999)",
     ),
     (
         "burn-sticky-error",
+        &[],
         &["burn_completed: fail"],
         "CUDA_ERROR_LAUNCH_FAILED (719)",
     ),
@@ -448,13 +464,13 @@ const MID_BURN: [(&str, &[&str], &str); 3] = [
 
 #[test]
 fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
-    for (fault, expected, says) in MID_BURN {
+    let owned = |texts: &[&str]| -> Vec<String> { texts.iter().map(|&it| it.to_owned()).collect() };
+    for (fault, of_host, of_gpu, says) in MID_BURN {
         let node = Node::with_fault(NODE, fault);
         let ran = burn(&node, &["--duration", "2.2s", "--deadline-scale", "0.4"]);
-        let expected: Vec<String> = expected.iter().map(|&it| it.to_owned()).collect();
         assert_eq!(
-            not_green_by_gpu(&node, &ran.report),
-            BTreeMap::from([(2, expected)]),
+            not_green(&node, &ran.report),
+            (owned(of_host), BTreeMap::from([(2, owned(of_gpu))])),
             "{fault}: {}",
             ran.stdout
         );

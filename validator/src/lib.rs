@@ -22,6 +22,7 @@ mod process_stat;
 mod profile_file;
 mod runner_hook;
 mod session;
+mod threads;
 mod timed;
 mod worker;
 mod workload;

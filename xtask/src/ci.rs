@@ -163,7 +163,11 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 outputs: &[],
             })
         },
-        step("packages", "cargo xtask packages --check").with_inputs(Inputs {
+        step(
+            "packages",
+            &format!("cargo xtask packages --check --validator-folder {dist}"),
+        )
+        .with_inputs(Inputs {
             paths: &["packaging", "manifests/profiles"],
             packages: &[VALIDATOR, "xtask/Cargo.toml"],
             outputs: &[],

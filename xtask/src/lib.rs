@@ -62,6 +62,8 @@ enum Task {
     JunitReaders(Words),
     /// Compare nvidia-ml-py, gpustat and nvitop on simulated nodes with the nodes' scenarios
     NvmlClients(Words),
+    /// Measure speed, memory, environments and false alarms on this machine's GPUs
+    Hardware(Words),
     Fuzz(fuzz::Arguments),
     ImportCircles(import_circles::Arguments),
     /// Check, compare, apply and delete the Kubernetes manifests, and validate nodes with them
@@ -97,6 +99,7 @@ fn crate_of(task: &Task) -> Option<(&'static str, &'static str, &Words)> {
         Task::FaultMatrix(words) => ("harness", "fault-matrix", words),
         Task::JunitReaders(words) => ("harness", "junit-readers", words),
         Task::NvmlClients(words) => ("harness", "nvml-clients", words),
+        Task::Hardware(words) => ("harness", "hardware", words),
         // Named here and not by the crate of the manifests: the test depends on that crate.
         Task::K8s(words) if words.start_with("e2e") => ("cluster-tests", "k8s", words),
         Task::K8s(words) => ("kubernetes-tasks", "k8s", words),

@@ -15,6 +15,14 @@ const SUITE: &str = "bookworm";
 /// What the validator answers where there is no GPU to judge.
 const NOT_JUDGED: i32 = 2;
 
+/// Files of `cargo xtask dist` that the packages install.
+const STAGED: [&str; 5] = [
+    "gpu-validator",
+    "gpu-validator.1",
+    "completions/bash",
+    "completions/zsh",
+    "completions/fish",
+];
 /// Files that both packages install.
 const INSTALLED: [&str; 7] = [
     "/usr/bin/gpu-validator",
@@ -33,9 +41,12 @@ const MAN_PAGES: [&str; 2] = [
 /// A file of the administrator's own once it is installed.
 const CONFIGURATION: &str = "/etc/gpu-validator/environment";
 
-/// Make the packages of what `cargo xtask dist` left in target/dist
+/// Make the packages of what `cargo xtask dist` built
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
+    /// Folder of the binary, its man page and completions [default: target/dist]
+    #[arg(long, value_name = "DIR")]
+    validator_folder: Option<PathBuf>,
     /// Also install, run and remove each in a small Debian
     #[arg(long)]
     check: bool,
@@ -43,7 +54,9 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
-    let (deb, rpm) = make(&shell)?;
+    let built = arguments.validator_folder.clone();
+    let built = built.unwrap_or_else(|| workspace::target().join("dist"));
+    let (deb, rpm) = make(&shell, &built)?;
     if arguments.check {
         check_deb(&shell, &deb)?;
         check_rpm(&shell, &rpm)?;
@@ -51,16 +64,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn make(shell: &Shell) -> anyhow::Result<(PathBuf, PathBuf)> {
-    let binary = workspace::target().join("dist/gpu-validator");
-    ensure!(
-        binary.exists(),
-        "{} is missing; `cargo xtask dist` makes it",
-        binary.display()
-    );
+fn make(shell: &Shell, built: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let folder = workspace::target().join("packages");
     shell.remove_path(&folder)?;
-    shell.create_dir(&folder)?;
+    // The paths in validator/Cargo.toml are fixed, the folder of the binary is not.
+    let staged = folder.join("files");
+    shell.create_dir(staged.join("completions"))?;
+    for file in STAGED {
+        let from = built.join(file);
+        ensure!(
+            from.exists(),
+            "{} is missing; `cargo xtask dist` makes it",
+            from.display()
+        );
+        shell.copy_file(from, staged.join(file))?;
+    }
     let deb = folder.join("gpu-validator.deb");
     let rpm = folder.join("gpu-validator.rpm");
     let (cargo_deb, cargo_rpm) = (CARGO_DEB.install()?, CARGO_GENERATE_RPM.install()?);

@@ -1,9 +1,10 @@
 //! Tasks that run programs on simulated nodes, and read what came of it: `cargo xtask simulate`,
-//! `fault-matrix`, `nvml-clients` and `junit-readers`.
+//! `fault-matrix`, `nvml-clients` and `junit-readers`; and `hardware`, on real GPUs.
 
 pub mod simulate;
 
 mod fault_matrix;
+mod hardware;
 mod junit_readers;
 mod nvml_clients;
 
@@ -24,6 +25,7 @@ enum Task {
     FaultMatrix(fault_matrix::Arguments),
     JunitReaders(junit_readers::Arguments),
     NvmlClients(nvml_clients::Arguments),
+    Hardware(hardware::Arguments),
 }
 
 /// The program that `cargo xtask` starts for these tasks.
@@ -37,6 +39,7 @@ pub fn main() -> ExitCode {
         Task::FaultMatrix(arguments) => command_line::code(fault_matrix::run(&arguments)),
         Task::JunitReaders(arguments) => command_line::code(junit_readers::run(&arguments)),
         Task::NvmlClients(arguments) => command_line::code(nvml_clients::run(&arguments)),
+        Task::Hardware(arguments) => command_line::code(hardware::run(&arguments)),
     }
 }
 
@@ -44,7 +47,13 @@ pub fn main() -> ExitCode {
 mod tests {
     #[test]
     fn the_guides_commands_are_understood() {
-        let tasks = ["simulate", "fault-matrix", "junit-readers", "nvml-clients"];
+        let tasks = [
+            "simulate",
+            "fault-matrix",
+            "junit-readers",
+            "nvml-clients",
+            "hardware",
+        ];
         xtask::command_line::assert_parses_guides::<super::CommandLine>(&tasks, 0);
     }
 }

@@ -63,6 +63,11 @@ impl PreparedNode {
         command.arg(&self.sysroot);
     }
 
+    /// What the validator reads in place of the host's files.
+    pub fn sysroot(&self) -> &Path {
+        &self.sysroot
+    }
+
     /// What programs on the node need of the file system.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -227,6 +227,8 @@ pub fn is_relevant(text: &str) -> bool {
         || text.contains(" blocked for more than ")
         || text.contains("[nvidia")
         || text.contains(ENUMERATED_VENDOR)
+        || ((contains_ignoring_case(text, "nvidia") || contains_ignoring_case(text, "nvrm:"))
+            && parse_driver_message(text).is_some())
 }
 
 /// How the kernel names the vendor of a function that it finds: `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`.
@@ -702,6 +704,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A record that is an event and is not kept would be a fault that passes.
+    #[test]
+    fn every_event_is_relevant() {
+        for text in [
+            "nvidia 0000:3b:00.0: GPU is lost",
+            "Nvrm: GPU 0000:3b:00.0: gpu has been lost",
+            "nvidia 0000:3b:00.0: device disconnected",
+            "NVIDIA driver: a reboot is required to recover",
+            "nvidia: reset required on 0000:3b:00.0",
+            "pcieport 0000:00:01.0: pciehp: Slot(1): Link Down",
+            "pcieport 0000:00:01.0: pciehp: Slot(1): Card not present",
+            "INFO: task nvidia-smi:42 blocked for more than 120 seconds.",
+        ] {
+            assert!(parse(text).is_some(), "{text}");
+            assert!(is_relevant(text), "{text}");
+        }
+    }
 
     #[test]
     fn messages_of_some_gpus_are_left_out_whole() {

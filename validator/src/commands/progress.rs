@@ -34,8 +34,10 @@ impl ProgressLine {
         let done = Arc::new(AtomicBool::new(false));
         let thread = std::io::stderr().is_terminal().then(|| {
             let (shown, done) = (Arc::clone(&shown), Arc::clone(&done));
-            std::thread::spawn(move || show(&shown, &done))
+            std::thread::Builder::new().spawn(move || show(&shown, &done))
         });
+        // A host that refuses the thread shows no progress.
+        let thread = thread.and_then(Result::ok);
         Self {
             shown,
             done,

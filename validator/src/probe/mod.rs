@@ -23,6 +23,7 @@ use validator_core::facts::{
 };
 
 use crate::interrupt::Interrupt;
+use crate::threads::spawn_scoped;
 use crate::timed::timed;
 use nvml::NvmlOutcome;
 
@@ -44,7 +45,7 @@ pub(crate) fn machine_identity() -> Option<MachineIdentity> {
 pub(crate) fn state(options: &ProbeOptions, interrupt: &Interrupt, nvml_works: bool) -> NodeState {
     std::thread::scope(|scope| {
         let read_gpus = || nvml::probe(options, interrupt, Part::AllButInforom, &|_| {});
-        let gpus = nvml_works.then(|| scope.spawn(read_gpus));
+        let gpus = nvml_works.then(|| spawn_scoped(scope, read_gpus));
         let kernel_log = host::kernel_log_of(options, interrupt);
         let pci_devices = host::pci_devices_of(options);
         let (gpu_count, gpus) = gpus.map_or_else(Default::default, |gpus| {

@@ -13,6 +13,7 @@ use super::devices::{device_to_use, own_node};
 use super::standby::Standby;
 use crate::interrupt::Interrupt;
 use crate::probe::ProbeOptions;
+use crate::threads::spawn_scoped;
 use crate::worker::device_isolation::cuda_environment;
 use crate::worker::listener::{
     AfterDone, OnInterrupt, Orders, ReportEnd, Reported, Terms, TimeLimit, listen,
@@ -63,7 +64,7 @@ pub(crate) fn run_on_all_gpus(
                     let ready = || standby.and_then(|it| it.kernel(uuid));
                     let run =
                         move || ready().unwrap_or_else(|| run_on(options, interrupt, gpu, uuid));
-                    (*uuid, scope.spawn(run))
+                    (*uuid, spawn_scoped(scope, run))
                 })
                 .collect();
             for (uuid, worker) in workers {

@@ -23,6 +23,7 @@ use crate::plan::{BurnOptions, BurnProgress};
 use crate::probe;
 use crate::probe::Part;
 use crate::probe::ProbeOptions;
+use crate::threads::{Scoped, spawn_scoped};
 use crate::timed::{milliseconds_since, timed};
 use standby::Standby;
 
@@ -89,7 +90,7 @@ pub(crate) fn collect(
     };
     // The driver is slow to answer and the host's files are not, so that they are asked at the same time.
     std::thread::scope(|scope| {
-        let nvml = scope.spawn(|| {
+        let nvml = spawn_scoped(scope, || {
             let told = timed(|| probe::nvml::probe(options, interrupt, part, &on_gpu));
             if let Some(standby) = &standby {
                 standby.watch_sensors(options);
@@ -97,9 +98,9 @@ pub(crate) fn collect(
             told
         });
         let cuda = (standby.is_none())
-            .then(|| scope.spawn(|| timed(|| probe::cuda::probe(options, interrupt))));
+            .then(|| spawn_scoped(scope, || timed(|| probe::cuda::probe(options, interrupt))));
         let environment = (options.level >= Level::Standard)
-            .then(|| scope.spawn(|| timed(|| probe::environment::discover_by(options))));
+            .then(|| spawn_scoped(scope, || timed(|| probe::environment::discover_by(options))));
         let (host, host_ms) = timed(|| probe::host::probe(options, interrupt));
         facts.host = host;
         facts.timings_ms.insert("host".to_owned(), host_ms);
@@ -110,9 +111,7 @@ pub(crate) fn collect(
             probe::add_cuda(&mut facts, cuda.join());
         }
         // A thread that panicked has read nothing, which is what the facts then are.
-        if let Some(Ok((found, milliseconds))) =
-            environment.map(std::thread::ScopedJoinHandle::join)
-        {
+        if let Some(Ok((found, milliseconds))) = environment.map(Scoped::join) {
             facts.environment = Some(found);
             facts
                 .timings_ms

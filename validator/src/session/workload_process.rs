@@ -58,7 +58,7 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         let (send_input, input) = sync_channel(1);
         let (interrupt, heeded) = (interrupt.clone(), Arc::clone(&orders));
         // The kernel kills a worker when the thread that started it ends, so that it is the one that listens.
-        let thread = std::thread::spawn(move || {
+        let follow = move || {
             let Start {
                 id,
                 program,
@@ -91,7 +91,10 @@ impl<R: Send + 'static> WorkloadProcess<R> {
             let mut hear = |message: &Message| follower.hear(message);
             let reported = listen(worker, terms, &heeded, &interrupt, &mut hear);
             Some(follower.conclude(reported))
-        });
+        };
+        let thread = std::thread::Builder::new()
+            .spawn(follow)
+            .map_err(|error| format!("no thread for a worker could be started: {error}"))?;
         let input = input.recv().map_err(|error| error.to_string())??;
         Ok(Self {
             input,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -144,13 +144,14 @@ impl WorkerProcess {
             .spawn()?;
         let (sender, lines) = sync_channel(LINES_WAITING_MAXIMUM);
         let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(stdout) = child.stdout.take() {
-            std::thread::spawn(move || send_lines(stdout, &sender));
-        }
-        let stderr_reader = child.stderr.take().map(|stderr| {
-            let tail = Arc::clone(&stderr_tail);
-            std::thread::spawn(move || keep_tail(stderr, &tail))
-        });
+        let stderr_reader = match start_readers(&mut child, sender, &stderr_tail) {
+            Ok(stderr_reader) => stderr_reader,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
+        };
         let key = own_processes::register(child.id(), None);
         Ok(Self {
             key,
@@ -237,7 +238,8 @@ impl WorkerProcess {
     /// Leaves a child that has told everything to end by itself, and sees to its end beside everything else: giving a
     /// GPU back takes the driver tens of milliseconds that nobody has to wait for.
     pub(crate) fn leave(mut self) {
-        std::thread::spawn(move || self.finish(DEATH_DEADLINE));
+        // Where the host refuses a thread the child is killed as `self` is dropped; everything was reported.
+        let _ = Builder::new().spawn(move || self.finish(DEATH_DEADLINE));
     }
 
     /// The end of what the child wrote on stderr, as text; called when it has ended.
@@ -318,6 +320,24 @@ fn process_end(status: ExitStatus) -> ProcessEnd {
         (None, Some(signal)) => ProcessEnd::Killed(signal),
         (None, None) => ProcessEnd::Stuck,
     }
+}
+
+/// Starts the threads that empty the pipes of `child`; returns that of standard error.
+fn start_readers(
+    child: &mut Child,
+    sender: SyncSender<String>,
+    stderr_tail: &Arc<Mutex<VecDeque<u8>>>,
+) -> std::io::Result<Option<JoinHandle<()>>> {
+    if let Some(stdout) = child.stdout.take() {
+        Builder::new().spawn(move || send_lines(stdout, &sender))?;
+    }
+    let Some(stderr) = child.stderr.take() else {
+        return Ok(None);
+    };
+    let tail = Arc::clone(stderr_tail);
+    Builder::new()
+        .spawn(move || keep_tail(stderr, &tail))
+        .map(Some)
 }
 
 /// Sends whole lines; a last line without an end was torn by the child's death and is dropped.

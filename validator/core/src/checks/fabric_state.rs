@@ -57,7 +57,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         format!("the NVLink fabric is unhealthy: {}", unhealthy.join(", "))
     } else if let Some(other) = other_fabric(gpu, fabric, facts) {
         other
-    } else if is_rack_scale(gpu) && fabric.cluster_uuid.as_deref().is_some_and(is_zero) {
+    } else if is_rack_scale(gpu) && fabric.cluster_uuid.as_deref().is_none_or(is_zero) {
         "registered with the NVLink fabric, but the cluster UUID is zero".to_owned()
     } else {
         return Ok(Outcome::pass(

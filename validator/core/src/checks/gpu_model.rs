@@ -11,6 +11,9 @@
 //! that is not in the reference table is a `warn`: its ECC, NVLink, memory and power are judged without knowing what
 //! they should be.
 //!
+//! Where CUDA was read, the GPU must have its model's multiprocessors, and no fewer than another GPU of its name: `fail`. Not
+//! judged in MIG mode, of a virtual GPU, and where a share of MPS is set, which show a part of the GPU.
+//!
 //! ## What to do
 //! Check that the machine is of the type that its pool asks for, or correct the profile.
 //!
@@ -23,6 +26,7 @@ use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::reference::GpuModel;
 
 pub(crate) const CHECK: Check = Check {
     id: "gpu_model",
@@ -31,6 +35,9 @@ pub(crate) const CHECK: Check = Check {
     judge: Judge::EachGpu(judge),
     documentation_url: "https://developer.nvidia.com/cuda-gpus",
 };
+
+/// Limits the multiprocessors that CUDA shows to a process.
+const MPS_SHARE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let name = gpu.name.required("product name")?;
@@ -63,7 +70,48 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         .observed(capability)
         .remedy("have the GPU's VBIOS inspected"));
     }
+    if let Some((own, expected, source)) = lacks_multiprocessors(gpu, facts, model) {
+        return Ok(Outcome::fail(format!(
+            "the GPU has {own} multiprocessors, {source} {expected}"
+        ))
+        .expected(format!("{expected} multiprocessors"))
+        .observed(own)
+        .remedy("reset the GPU; if they stay away, have it replaced"));
+    }
     Ok(Outcome::pass(format!("the GPU is a {name}")))
+}
+
+/// Its multiprocessors, the expected number, and the source of that, where CUDA shows fewer.
+fn lacks_multiprocessors(
+    gpu: &GpuFacts,
+    facts: &Facts,
+    model: &GpuModel,
+) -> Option<(u32, u32, &'static str)> {
+    let is_whole = gpu.mig.value().is_none_or(|it| !it.current)
+        && gpu
+            .virtualization_mode
+            .value()
+            .is_none_or(|it| it != "vgpu");
+    let environment = facts.host.environment.value();
+    let has_share = environment.is_some_and(|it| it.contains_key(MPS_SHARE));
+    if !is_whole || has_share {
+        return None;
+    }
+    let devices = facts.cuda.devices.value()?;
+    let own = devices
+        .iter()
+        .find(|it| Some(&it.uuid) == gpu.uuid.value())?;
+    let of_model = model
+        .multiprocessors
+        .map(|it| (it, "a GPU of this model has"));
+    let siblings = devices.iter().filter(|it| it.name == own.name);
+    let best = siblings.map(|it| it.multiprocessors).max();
+    let of_sibling = best.map(|it| (it, "another GPU of this model here has"));
+    let (expected, source) = of_model
+        .into_iter()
+        .chain(of_sibling)
+        .find(|(expected, _)| own.multiprocessors < *expected)?;
+    Some((own.multiprocessors, expected, source))
 }
 
 #[cfg(test)]
@@ -148,5 +196,31 @@ mod tests {
             gpu.name = Reading::NotRead("unknown error".to_owned());
         });
         assert_eq!(finding.verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn fails_with_fewer_multiprocessors_than_its_model_or_its_siblings() {
+        let judge = |multiprocessors: u32, change: fn(&mut crate::facts::Facts)| {
+            let mut facts = healthy_node();
+            let uuid = facts.gpus[2].uuid.value().cloned();
+            let Reading::Value(devices) = &mut facts.cuda.devices else {
+                panic!("CUDA was read on the healthy node")
+            };
+            let device = devices
+                .iter_mut()
+                .find(|it| Some(&it.uuid) == uuid.as_ref());
+            device.expect("CUDA has the GPU").multiprocessors = multiprocessors;
+            change(&mut facts);
+            judge_check(&CHECK, &facts, "{}").swap_remove(2).verdict
+        };
+        assert_eq!(judge(132, |_| {}), Verdict::Pass);
+        assert_eq!(judge(130, |_| {}), Verdict::Fail);
+        let share = |facts: &mut crate::facts::Facts| {
+            let Reading::Value(environment) = &mut facts.host.environment else {
+                panic!("the healthy node has an environment")
+            };
+            environment.insert(super::MPS_SHARE.to_owned(), "50".to_owned());
+        };
+        assert_eq!(judge(66, share), Verdict::Pass);
     }
 }

@@ -15,8 +15,9 @@
 //! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
 //! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_ENABLE_LIGHTWEIGHT_COREDUMP`, `CUDA_LAUNCH_BLOCKING`,
 //! `CUDA_FORCE_JIT`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_JIT`, `CUDA_DISABLE_PTX_JIT`, `NVIDIA_TF32_OVERRIDE`,
-//! `CUBLAS_EMULATE_SINGLE_PRECISION`, `CUBLAS_EMULATE_DOUBLE_PRECISION`, `CUBLAS_EMULATION_STRATEGY`, `LD_PRELOAD` and
-//! `LD_AUDIT`. Shares of MPS are not in the list: who sets them means to.
+//! `CUBLAS_EMULATE_SINGLE_PRECISION`, `CUBLAS_EMULATE_DOUBLE_PRECISION`, `CUBLAS_EMULATION_STRATEGY`, `LD_PRELOAD`,
+//! `LD_AUDIT`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` and `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` (a share of MPS that was
+//! meant for one job limits every job).
 //!
 //! ## What to do
 //! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's `Environment=`) and remove it.
@@ -55,8 +56,11 @@ const SWITCHES: [&str; 9] = [
     "CUBLAS_EMULATE_DOUBLE_PRECISION",
 ];
 
+/// A share of the whole GPU limits nothing.
+const WHOLE_SHARE: (&str, &str) = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100");
+
 fn has_effect(name: &str, value: &str) -> bool {
-    let is_off = value == "0" && SWITCHES.contains(&name);
+    let is_off = value == "0" && SWITCHES.contains(&name) || (name, value) == WHOLE_SHARE;
     !value.is_empty() && !is_off
 }
 

@@ -128,14 +128,27 @@ fn wrong_values(run: &WorkloadRun) -> Outcome {
     let first = run.first_mismatches.first();
     let first = first.map_or(String::new(), |it| format!(", first {}", text(it)));
     let all: Vec<String> = run.first_mismatches.iter().map(text).collect();
-    let words = if run.mismatches == 1 { "word" } else { "words" };
+    let words = match run.mismatches {
+        // The counter is in the memory that is at fault.
+        count if count > words_compared(run) => {
+            "words, so many that their count is wrong itself,".to_owned()
+        }
+        1 => "1 word".to_owned(),
+        count => format!("{count} words"),
+    };
     Outcome::fail(format!(
-        "{} {words} of the GPU's memory did not hold what was written{first}",
-        run.mismatches
+        "{words} of the GPU's memory did not hold what was written{first}"
     ))
     .expected("every word as it was written")
     .observed(all.join("\n"))
     .remedy("take the node out of service and have the GPU inspected; keep this report")
+}
+
+/// The most words of 8 bytes that can differ: each is compared with a pattern and its complement in every pass, of which the
+/// last may not have ended.
+fn words_compared(run: &WorkloadRun) -> u64 {
+    let comparisons = 2 * (run.measured.passes + 1);
+    (run.memory.used_bytes / 8).saturating_mul(comparisons)
 }
 
 #[cfg(test)]
@@ -187,6 +200,13 @@ mod tests {
             findings[0].summary,
             "137216 of 143360 MiB of free memory hold both values of every bit"
         );
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_is_not_reported_as_a_number() {
+        let facts = node_with(|run| run.mismatches = u64::MAX);
+        let summary = &judge(&facts)[2].summary;
+        assert!(summary.starts_with("words, so many"), "{summary}");
     }
 
     #[test]

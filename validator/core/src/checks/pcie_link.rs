@@ -11,6 +11,8 @@
 //! `warn`: the real slot is hidden from the guest (some EC2 types connect 8 of 16 lanes by design), so state the width
 //! in the profile.
 //!
+//! `/sys/bus/pci` is held against NVML: fewer lanes there are a `fail`, a `warn` on virtual machines.
+//!
 //! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against
 //! the diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is
 //! judged only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it
@@ -36,7 +38,7 @@ use std::collections::BTreeMap;
 use crate::check::{Check, Judge};
 use crate::expect;
 use crate::expect::model_has;
-use crate::facts::{ClocksEventReasons, Facts, GpuFacts, PcieLink};
+use crate::facts::{ClocksEventReasons, Facts, GpuFacts, PciDevice, PcieLink};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -67,7 +69,34 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         Ok(judge_reachable_generation(link, gpu, facts, profile)),
         Ok(judge_current_generation(link, gpu)),
         judge_under_load(link, gpu, facts),
+        Ok(judge_in_sysfs(link, gpu, facts)),
     ])
+}
+
+/// The kernel reads the link's registers itself, so that it shows lanes which the driver's copy does not miss yet.
+fn judge_in_sysfs(link: &PcieLink, gpu: &GpuFacts, facts: &Facts) -> Outcome {
+    let devices = facts.host.pci_devices.value().into_iter().flatten();
+    let of_gpu = |it: &&PciDevice| gpu.pci_address.value() == Some(&it.address);
+    let width = devices
+        .filter(of_gpu)
+        .find_map(|it| it.current_link_width)
+        .filter(|it| *it > 0 && *it < link.current_width);
+    let Some(width) = width else {
+        return Outcome::skip("sysfs shows no fewer lanes");
+    };
+    let text = format!(
+        "sysfs shows {width} lanes of the PCIe link, NVML {}",
+        link.current_width
+    );
+    let outcome = if is_on_bare_metal(gpu) {
+        objection(gpu, false, text)
+    } else {
+        Outcome::warn(text)
+    };
+    outcome
+        .expected(format!("x{}", link.current_width))
+        .observed(format!("x{width}"))
+        .remedy(REMEDY)
 }
 
 /// The outcome for a link that is less than it could be. Board, riser and bifurcation of a workstation rightly give a
@@ -318,6 +347,25 @@ mod tests {
             );
             let stated = judge_only_gpu(&CHECK, "gpus: {pcie: {width: 8}}", gpu);
             assert_eq!(stated.verdict, Verdict::Pass, "{mode}");
+        }
+    }
+
+    #[test]
+    fn fewer_lanes_in_sysfs_than_in_nvml_are_found() {
+        for (mode, verdict) in [("none", Verdict::Fail), ("pass_through", Verdict::Warn)] {
+            let mut facts = healthy_node();
+            let address = facts.gpus[2].pci_address.value().cloned();
+            facts.gpus[2].virtualization_mode = Reading::Value(mode.to_owned());
+            let Reading::Value(devices) = &mut facts.host.pci_devices else {
+                panic!("the healthy node has a PCI bus")
+            };
+            let device = devices
+                .iter_mut()
+                .find(|it| Some(&it.address) == address.as_ref());
+            device.expect("the GPU is on the bus").current_link_width = Some(8);
+            let findings = judge_check(&CHECK, &facts, "{}");
+            assert_eq!(findings[2].verdict, verdict, "{mode}");
+            assert!(findings[2].summary.contains("sysfs shows 8 lanes"));
         }
     }
 

@@ -19,6 +19,9 @@ pub struct GpuModel {
     pub pci_device_ids: Vec<u16>,
     #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability: ComputeCapability,
+    /// Multiprocessors of the product, `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+    #[serde(default)]
+    pub multiprocessors: Option<u32>,
     /// Total memory as `nvidia-smi` shows it, in MiB; judge by [`GpuModel::memory_minimum_mib`].
     #[serde(default)]
     pub memory_mib: Option<u64>,

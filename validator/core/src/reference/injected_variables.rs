@@ -2,7 +2,7 @@
 
 /// What each variable does to CUDA programs: DCGM's list, and others of NVIDIA's documentation of CUDA's and cuBLAS's environment
 /// variables and of ld.so(8).
-pub const INJECTED_VARIABLES: [(&str, &str); 22] = [
+pub const INJECTED_VARIABLES: [(&str, &str); 24] = [
     (
         "CUDA_INJECTION32_PATH",
         "loads a library into every CUDA program",
@@ -43,6 +43,14 @@ pub const INJECTED_VARIABLES: [(&str, &str); 22] = [
     (
         "CUBLAS_EMULATION_STRATEGY",
         "says which matrix products are emulated",
+    ),
+    (
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "gives each process a part of the multiprocessors",
+    ),
+    (
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "gives each process a part of the memory",
     ),
     ("LD_PRELOAD", "loads a library into every program"),
     ("LD_AUDIT", "loads a library into every program"),

@@ -18,6 +18,7 @@ pub(crate) use sysroot::tests;
 
 use super::ProbeOptions;
 use crate::interrupt::Interrupt;
+use crate::threads::spawn_scoped;
 use validator_core::facts::{
     HostFacts, KernelLog, KernelLogEnd, MachineIdentity, PciDevice, Reading,
 };
@@ -27,8 +28,8 @@ use validator_core::level::Level;
 pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
     let root = Sysroot::new(options.sysroot.clone());
     std::thread::scope(|scope| {
-        let ec2 = scope.spawn(|| system::ec2(&root, options.ec2_metadata));
-        let kernel_log = scope.spawn(|| kernel_log::kernel_log(&root, interrupt));
+        let ec2 = spawn_scoped(scope, || system::ec2(&root, options.ec2_metadata));
+        let kernel_log = spawn_scoped(scope, || kernel_log::kernel_log(&root, interrupt));
         let mut facts = files(&root, options);
         if options.level == Level::Image {
             facts.image = Some(image::image(&root, options, interrupt));

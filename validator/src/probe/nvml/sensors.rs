@@ -14,13 +14,16 @@ use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;
 use crate::worker::clock;
-use validator_core::facts::{GpuProcess, LoadCounters, Reading, SensorSample};
+use validator_core::facts::{ClocksEventReasons, GpuProcess, LoadCounters, Reading, SensorSample};
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The processes are listed at every fifth look, and not at the first, when workers may still get ready: it takes the driver
 /// 0.2 ms a GPU, and up to 80 where a process begins or ends (BENCHMARKS.md).
 const LOOKS_A_LIST: u64 = 5;
+/// A burn keeps a GPU at 99 % or more (BENCHMARKS.md); with less its work begins, ends or is suspended. This project's own
+/// choice.
+const UTILIZATION_AT_WORK_PERCENT: u32 = 50;
 /// A GPU whose events never end would keep the others from being looked at.
 const XIDS_A_LOOK_MAXIMUM: usize = 100;
 
@@ -143,14 +146,17 @@ fn sample_until(
         }
         let next = Instant::now() + PERIOD;
         for (uuid, reader) in readers {
+            let sample = reader.sample();
             tell(&SensorMessage::Sample {
                 uuid: (*uuid).clone(),
                 at_s: clock::now_s(),
-                sample: reader.sample(),
+                sample,
             });
             if look % LOOKS_A_LIST == LOOKS_A_LIST - 1 {
                 tell_processes(uuid, reader);
-                tell_pcie(uuid, reader);
+                if is_working(&sample) {
+                    tell_pcie(uuid, reader);
+                }
             }
         }
         // A signal does not end a sleep, so that it is cut into pieces.
@@ -170,6 +176,17 @@ fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
             processes,
         });
     }
+}
+
+/// Whether the link of a GPU with this sample is under load. A worker may be suspended or have ended, and an idle GPU lowers
+/// the generation to save power.
+fn is_working(sample: &SensorSample) -> bool {
+    sample
+        .utilization_percent
+        .is_none_or(|it| it > UTILIZATION_AT_WORK_PERCENT)
+        && sample
+            .reasons
+            .is_none_or(|it| !ClocksEventReasons(it).contains(ClocksEventReasons::GPU_IDLE))
 }
 
 /// Nothing where NVML does not report the link, as on a virtual GPU.
