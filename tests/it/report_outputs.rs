@@ -130,7 +130,7 @@ fn no_command_passes_on_a_full_standard_output_and_none_panics_without_a_reader(
             "--explain",
             "torch 2.11 cu126 on B200 driver 570",
         ],
-        &["kubernetes", "rbac"],
+        &["kubernetes", "rbac", "gate"],
         &["generate", "man"],
         &["burn", "status"],
         &["--help"],

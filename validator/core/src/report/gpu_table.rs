@@ -64,10 +64,10 @@ impl GpuTable {
                 let cell = |column: &Column| column.cell(index);
                 let mut before = line(&cell, &before).join(GAP);
                 before.push_str(GAP);
-                let after = line(&cell, &after)
-                    .iter()
-                    .map(|it| format!("{GAP}{it}"))
-                    .collect();
+                // The gap stands before each cell, and there may be none.
+                let after = [vec![String::new()], line(&cell, &after)]
+                    .concat()
+                    .join(GAP);
                 GpuRow {
                     before,
                     verdict: gpu.verdict,
