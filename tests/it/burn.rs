@@ -677,17 +677,20 @@ fn launches(node: &Node) -> Vec<u64> {
 }
 
 #[test]
-fn a_gpu_is_named_by_uuid_or_address_and_a_wrong_name_is_bad_input() {
+fn a_gpu_is_named_by_index_uuid_or_address_and_a_wrong_name_is_bad_input() {
     let node = Node::healthy(NODE);
     let address = node.state().scenario().gpus[3].pci_address.clone();
     let ran = burn(&node, &["--duration", "0.5s", "--gpu", &address]);
     assert_eq!(ran.code, 0, "{}", ran.stdout);
     assert_eq!(verified(&node, &ran.report), [3]);
+    let ran = burn(&node, &["--duration", "0.5s", "--gpu", "2"]);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    assert_eq!(verified(&node, &ran.report), [2]);
     let mut wrong = command(&node, &["--duration", "0.5s", "--gpu", "GPU-nonsense"]);
     let (code, _, stderr) = said(&mut wrong);
     assert_eq!(code, 3);
     assert!(
-        stderr.contains("no GPU GPU-nonsense; there are: GPU-"),
+        stderr.contains("no GPU GPU-nonsense; expected an index, PCI address or UUID of: GPU 0 ("),
         "{stderr}"
     );
 }
@@ -695,12 +698,18 @@ fn a_gpu_is_named_by_uuid_or_address_and_a_wrong_name_is_bad_input() {
 #[test]
 fn a_full_disk_costs_the_report_file_and_not_the_burn() {
     let node = Node::healthy("h200x1");
-    let ran = node.finish(command(&node, &["--duration", "0.5s"]).args(["--junit", "/dev/full"]));
-    assert_eq!(ran.code, 0, "{}", ran.stdout);
-    let said = "----- JUnit report for /dev/full, which could not be written: ";
-    let report = ran.stdout.split_once(said).expect("it is on stdout").1;
-    let report = report.split_once('\n').expect("a line").1;
-    roxmltree::Document::parse(report).expect("the whole report");
+    let mut burn = command(&node, &["--duration", "0.5s"]);
+    burn.args(["--junit", "/dev/full"])
+        .env("TMPDIR", node.folder());
+    let (code, stdout, stderr) = said(&mut burn);
+    assert_eq!(code, 2, "a lost report is no pass: {stdout}{stderr}");
+    let json: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
+    assert_eq!(json["exit_code"], 0, "the burn itself passed");
+    let says = "the JUnit report could not be written to /dev/full: ";
+    let line = stderr.lines().find(|it| it.contains(says)).expect("a line");
+    let saved = line.split("; it is saved as ").nth(1).expect("its place");
+    let report = std::fs::read_to_string(saved).expect("it is there");
+    roxmltree::Document::parse(&report).expect("the whole report");
     assert!(report.contains("gemm_numerics"));
 }
 
@@ -783,8 +792,11 @@ fn a_burn_in_the_background_is_shown_and_stopped_from_elsewhere() {
     assert!(workers.iter().all(Worker::is_gone), "{workers:?}");
     let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
+    let (code, stdout, _) = said(node.validator().args(["burn", "status"]));
+    assert_eq!(code, 0);
+    let last = format!("no burn is running\nlast burn: process {pid}, ended ");
+    assert!(stdout.starts_with(&last), "{stdout}");
     let nothing = (0, "no burn is running\n".to_owned(), String::new());
-    assert_eq!(said(node.validator().args(["burn", "status"])), nothing);
     assert_eq!(said(node.validator().args(["burn", "stop"])), nothing);
 }
 

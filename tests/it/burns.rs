@@ -38,7 +38,7 @@ fn a_burn_in_the_background_is_shown_stopped_and_reported() {
     assert!(stdout.contains(": 1 GPU for 60 s, log "), "{stdout}");
     assert!(status(&node).1.contains(": 1 GPU for 60 s"));
     let second = said(&mut node.burn_command(&["--duration", "1s"]));
-    assert_eq!(second.0, 4, "one burn a GPU: {}", second.2);
+    assert_eq!(second.0, 4, "one burn a GPU: the other one is busy");
     assert!(second.2.contains(" is burned by process "), "{}", second.2);
     let started = Instant::now();
     let (code, stdout, _) = said(node.validator().args(["burn", "stop"]));
@@ -48,7 +48,16 @@ fn a_burn_in_the_background_is_shown_stopped_and_reported() {
         "{stdout}"
     );
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert_eq!(status(&node).1, "no burn is running\n");
+    let ended = status(&node).1;
+    assert!(
+        ended.starts_with("no burn is running\nlast burn: process "),
+        "{ended}"
+    );
+    assert!(ended.contains(", exit code 2, log "), "{ended}");
+    assert!(
+        ended.contains("SIMULATED NOT JUDGED: the run is incomplete: signal 15"),
+        "{ended}"
+    );
     let report: serde_json::Value =
         serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["incomplete"], "signal 15 (SIGTERM)");
@@ -63,7 +72,9 @@ fn a_burn_in_the_background_that_cannot_begin_says_why() {
     let (code, _, stderr) = said(&mut node.burn_command(&["--detach", "--gpu", "GPU-x"]));
     assert_eq!(code, 3);
     assert!(
-        stderr.starts_with("error: no GPU GPU-x; there are: GPU-"),
+        stderr.starts_with(
+            "error: no GPU GPU-x; expected an index, PCI address or UUID of: GPU 0 (0000:"
+        ),
         "{stderr}"
     );
 }
@@ -73,15 +84,48 @@ fn a_burn_in_the_background_that_ends_leaves_its_reports_and_nothing_else() {
     let node = Node::healthy("h200x1");
     let (code, stdout, stderr) = said(&mut node.burn_command(&["--duration", "0.5s", "--detach"]));
     assert_eq!(code, 0, "{stdout}{stderr}");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !status(&node).1.starts_with("no burn") {
-        assert!(Instant::now() < deadline, "it does not end");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let (code, stdout, stderr) = said(node.validator().args(["burn", "wait"]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(
+        stdout.contains("SIMULATED PASS: node is ready: "),
+        "{stdout}"
+    );
+    let log = stdout
+        .split(", log ")
+        .nth(1)
+        .and_then(|it| it.lines().next());
+    let log = std::fs::read_to_string(log.expect("its log")).expect("the log is there");
+    assert!(log.contains("SIMULATED PASS: node is ready: "), "{log}");
+    let (code, again, _) = said(node.validator().args(["burn", "wait"]));
+    assert_eq!((code, again), (0, stdout), "the last result stays");
+    let (code, json, _) = said(node.validator().args(["burn", "status", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(
+        (code, &json["last"]["exit_code"]),
+        (0, &0.into()),
+        "{json:#}"
+    );
     let report: serde_json::Value =
         serde_json::from_str(&node.out.read("report.json")).expect("JSON");
     assert_eq!(report["exit_code"], 0, "{report:#}");
     assert_eq!(report["burn"].as_array().expect("rows").len(), 1);
+}
+
+#[test]
+fn waiting_returns_the_exit_code_of_the_burn_and_fails_without_one() {
+    let node = Node::with("h200x1", &[], &["gpu.persistence_mode=false"]);
+    let (code, _, stderr) = said(node.validator().args(["burn", "wait"]));
+    assert_eq!(code, 3, "{stderr}");
+    assert!(
+        stderr.contains("no burn is running, and none has ended"),
+        "{stderr}"
+    );
+    let (code, stdout, stderr) =
+        said(&mut node.burn_command(&["--duration", "0.5s", "--gpu", "0", "--detach"]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    let (code, stdout, stderr) = said(node.validator().args(["burn", "wait"]));
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    assert!(stdout.contains("SIMULATED FAIL: GPU 0 (0000:"), "{stdout}");
 }
 
 #[test]

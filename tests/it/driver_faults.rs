@@ -31,7 +31,7 @@ fn a_machine_without_gpu_and_driver_is_not_judged() {
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     assert_eq!(ran.report.0["simulated"], Value::Null);
     assert!(
-        ran.stdout.contains("missing on this machine"),
+        ran.stdout.contains("Missing on this machine"),
         "{}",
         ran.stdout
     );

@@ -27,7 +27,13 @@ fn healthy_nodes_pass_at_standard_level_and_every_report_says_simulated() {
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.report.not_green(), set(&[]));
         assert_eq!(ran.stderr, "");
-        assert!(ran.stdout.starts_with("SIMULATED: "), "{}", ran.stdout);
+        assert!(
+            ran.stdout.starts_with("SIMULATED PASS: node is ready"),
+            "{}",
+            ran.stdout
+        );
+        assert!(ran.stdout.contains("\nSIMULATED: "), "{}", ran.stdout);
+        assert!(ran.stdout.lines().count() <= 24, "{}", ran.stdout);
         let verdict = ran.stdout.lines().last().expect("a verdict");
         assert!(verdict.starts_with("SIMULATED PASS: "), "{verdict}");
         assert_eq!(ran.report.0["simulated"], name);
@@ -45,7 +51,7 @@ fn healthy_nodes_pass_at_standard_level_and_every_report_says_simulated() {
 
 #[test]
 fn the_coverage_statement_counts_what_the_findings_are() {
-    let ran = Node::with_fault("h200x8", "kernel-log-unreadable").run(&["--level", "quick"]);
+    let ran = Node::with_fault("h200x8", "kernel-log-unreadable").run(&["--level", "quick", "-v"]);
     let counts = &ran.report.0["counts"];
     let count = |verdict: &str| counts[verdict].as_u64().expect("a count");
     let judged = count("pass") + count("warn") + count("fail");
@@ -53,11 +59,11 @@ fn the_coverage_statement_counts_what_the_findings_are() {
     assert_eq!(all, ran.report.findings().len() as u64);
     assert_eq!(count("error"), 1);
     let statement = format!(
-        "coverage: {judged} of {all} test cases were judged, 1 could not be judged, {} skipped",
+        "Coverage: {judged} of {all} test cases were judged, 1 could not be judged, {} skipped",
         count("skip")
     );
     assert!(ran.stdout.contains(&statement), "{}", ran.stdout);
-    let after = ran.stdout.split("coverage: ").nth(1).expect("a statement");
+    let after = ran.stdout.split("Coverage: ").nth(1).expect("a statement");
     assert!(
         after.contains("ERROR  kernel_log_xid: cannot read /dev/kmsg"),
         "what was not judged is named: {after}"

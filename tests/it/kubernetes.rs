@@ -397,7 +397,7 @@ fn the_gate_opens_a_node_that_passes_with_exactly_its_rights() {
     assert_eq!(condition["status"], "True");
     let message = condition["message"].as_str().expect("a message");
     assert!(
-        message.starts_with("this node may take work: 1 GPU judged"),
+        message.starts_with("node is ready: 1 GPU judged"),
         "{message}"
     );
     let node = cluster.server.node(NODE);

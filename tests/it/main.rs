@@ -20,6 +20,7 @@ mod report_outputs;
 mod run_remote;
 mod runner_hooks;
 mod scarce_resources;
+mod selected_and_compared;
 mod sentinel;
 mod ssh;
 mod stopped_runs;

@@ -9,24 +9,27 @@ use serde_json::Value;
 
 use crate::node::{Node, Ran, in_place_of, said, set, validator};
 
-/// The report that stands on stdout because its file could not be written.
-fn report_on_stdout<'a>(stdout: &'a str, what: &str) -> &'a str {
-    let marker = format!("----- {what} for ");
-    let after = stdout
-        .split(&marker)
-        .nth(1)
-        .unwrap_or_else(|| panic!("no {what} on stdout: {stdout}"));
-    let report = after.split_once('\n').expect("a line").1;
-    report.split("\n----- ").next().expect("a part")
+/// The report that is saved elsewhere because its file could not be written. It is removed.
+fn saved_report(stderr: &str, what: &str) -> String {
+    let begins = format!("error: the {what} could not be written to ");
+    let mut lines = stderr.lines().filter(|it| it.starts_with(&begins));
+    let line = lines
+        .next()
+        .unwrap_or_else(|| panic!("no {what}: {stderr}"));
+    let path = line.split("; it is saved as ").nth(1).expect("its place");
+    let report = std::fs::read_to_string(path).expect("it is there");
+    std::fs::remove_file(path).expect("removed");
+    report
 }
 
 #[test]
-fn reports_that_cannot_be_written_are_on_stdout_and_the_exit_code_is_kept() {
+fn reports_that_cannot_be_written_are_saved_elsewhere_and_are_no_pass() {
     for (node, code) in [
         (Node::healthy("h200x1"), 0),
         (Node::with_fault("h200x8", "xid-79"), 1),
         (Node::with_fault("h200x1", "kernel-log-unreadable"), 2),
     ] {
+        let ends_with = if code == 0 { 2 } else { code };
         for (path, reason) in [
             ("/dev/full", "No space left on device"),
             ("/proc/report", "No such file or directory"),
@@ -36,42 +39,176 @@ fn reports_that_cannot_be_written_are_on_stdout_and_the_exit_code_is_kept() {
             command
                 .args(["run", "--simulated-ok", "--level", "quick", "--sysroot"])
                 .arg(node.sysroot());
-            command.args(["--json", path, "--junit", path, "--facts", path]);
+            let is_device = path == "/dev/full";
+            let place = |what: &str| match is_device {
+                true => path.to_owned(),
+                false => format!("{path}.{what}"),
+            };
+            for option in ["--json", "--junit", "--facts"] {
+                command.arg(option).arg(place(&option[2..]));
+            }
             let (ended, stdout, stderr) = said(&mut command);
-            assert_eq!(ended, code, "{path}: {stderr}");
-            for what in ["JSON report", "JUnit report", "facts"] {
-                let says = format!("warning: the {what} cannot be written to {path}: {reason}");
+            assert_eq!(ended, ends_with, "{path}: {stderr}");
+            for (what, option) in [
+                ("JSON report", "json"),
+                ("JUnit report", "junit"),
+                ("facts", "facts"),
+            ] {
+                let place = place(option);
+                let says = format!("warning: the {what} cannot be written to {place}: {reason}");
                 assert_eq!(stderr.matches(&says).count(), 1, "{says}: {stderr}");
             }
+            assert!(!stdout.contains("<testsuite"), "{stdout}");
             let report: Value =
-                serde_json::from_str(report_on_stdout(&stdout, "JSON report")).expect("JSON");
+                serde_json::from_str(&saved_report(&stderr, "JSON report")).expect("JSON");
             assert_eq!(report["exit_code"], code);
             assert_eq!(report["incomplete"], Value::Null);
-            roxmltree::Document::parse(report_on_stdout(&stdout, "JUnit report")).expect("XML");
-            let facts: Value =
-                serde_json::from_str(report_on_stdout(&stdout, "facts")).expect("JSON");
+            roxmltree::Document::parse(&saved_report(&stderr, "JUnit report")).expect("XML");
+            let facts: Value = serde_json::from_str(&saved_report(&stderr, "facts")).expect("JSON");
             assert!(facts["gpus"].as_array().is_some_and(|it| !it.is_empty()));
         }
     }
 }
 
 #[test]
-fn a_full_standard_output_changes_no_exit_code() {
-    for (node, code) in [
-        (Node::healthy("h200x1"), 0),
-        (Node::with_fault("h200x8", "xid-79"), 1),
+fn a_full_standard_output_is_no_pass_and_hides_no_failure() {
+    for (node, code, ends_with) in [
+        (Node::healthy("h200x1"), 0, 2),
+        (Node::with_fault("h200x8", "xid-79"), 1, 1),
     ] {
-        let full = std::fs::File::options()
-            .write(true)
-            .open("/dev/full")
-            .expect("/dev/full");
-        let ended = node
-            .run_command(&["--level", "quick"])
-            .stdout(full)
-            .status();
-        assert_eq!(ended.expect("the validator starts").code(), Some(code));
+        let (ended, stderr) = on_full_stdout(&mut node.run_command(&["--level", "quick"]));
+        assert_eq!(ended, ends_with, "{stderr}");
         let report: Value = serde_json::from_str(&node.out.read("report.json")).expect("JSON");
         assert_eq!(report["exit_code"], code);
+    }
+}
+
+/// Exit code and standard error of a command whose standard output has no room.
+fn on_full_stdout(command: &mut Command) -> (i32, String) {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full");
+    let output = command.stdout(full).output().expect("it starts");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(
+        stderr.contains("error: standard output could not be written: No space left on device"),
+        "{stderr}"
+    );
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    (output.status.code().expect("it ended"), stderr)
+}
+
+/// Every command that writes to standard output.
+#[test]
+fn no_command_passes_on_a_full_standard_output_and_none_panics_without_a_reader() {
+    let node = Node::healthy("h200x1");
+    let usual = said(
+        node.validator()
+            .args(["collect", "--level", "quick", "--sysroot"])
+            .arg(node.sysroot()),
+    );
+    assert_eq!(usual.0, 0, "{}", usual.2);
+    let facts = node.out.write("facts.json", &usual.1);
+    let facts = facts.to_str().expect("UTF-8");
+    let profile = node.out.write("node.yaml", "gpus: {count: 1}\n");
+    let profile = profile.to_str().expect("UTF-8");
+    let sysroot = node.sysroot().to_str().expect("UTF-8");
+    for arguments in [
+        &["judge", facts, "--simulated-ok"][..],
+        &["judge", facts, "--simulated-ok", "--json", "-"],
+        &["collect", "--level", "quick", "--sysroot", sysroot],
+        &["profile", "init", "--facts", facts],
+        &["profile", "show", profile],
+        &["profile", "check", profile],
+        &["checks", "list"],
+        &["checks", "list", "--json"],
+        &["checks", "explain", "persistence_mode"],
+        &["schema", "report"],
+        &[
+            "environment",
+            "--explain",
+            "torch 2.11 cu126 on B200 driver 570",
+        ],
+        &["kubernetes", "rbac", "gate"],
+        &["generate", "man"],
+        &["burn", "status"],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
+    ] {
+        let (usual, _, stderr) = said(node.validator().args(arguments));
+        let (code, full) = on_full_stdout(node.validator().args(arguments));
+        let expected = if usual == 0 { 2 } else { usual };
+        assert_eq!(code, expected, "{arguments:?}: {full}, usually {stderr}");
+
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = node.validator().args(arguments).stdout(writer).output();
+        let output = output.expect("it starts");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(!stderr.contains("panicked"), "{arguments:?}: {stderr}");
+        // Facts without a reader are lost.
+        let expected = if arguments[0] == "collect" { 2 } else { usual };
+        let code = output.status.code();
+        assert_eq!(code, Some(expected), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn one_place_for_two_reports_and_a_missing_sysroot_are_bad_input() {
+    let node = Node::healthy("h200x1");
+    let report = node.out.path("report");
+    let report = report.to_str().expect("UTF-8");
+    let same = format!("{}/./report", node.out.path("").display());
+    let missing = node.out.path("none");
+    let missing = missing.to_str().expect("UTF-8");
+    for (arguments, says) in [
+        (
+            ["--json", report, "--junit", report],
+            "two reports are requested in",
+        ),
+        (
+            ["--json", report, "--markdown", &same],
+            "two reports are requested in",
+        ),
+        (
+            ["--json", "-", "--junit", "/dev/stdout"],
+            "two reports are requested on standard output",
+        ),
+        (
+            ["--json", report, "--sysroot", missing],
+            "expected an existing folder",
+        ),
+    ] {
+        let (code, stdout, stderr) = said(node.validator().arg("run").args(arguments));
+        assert_eq!(code, 3, "{arguments:?}: {stdout}{stderr}");
+        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+        assert_eq!(stdout, "", "nothing was judged");
+    }
+    for command in ["collect", "burn", "environment"] {
+        let (code, _, stderr) = said(node.validator().args([command, "--sysroot", missing]));
+        assert_eq!(code, 3, "{command}: {stderr}");
+        assert!(stderr.contains("expected an existing folder"), "{stderr}");
+    }
+}
+
+#[test]
+fn facts_are_not_judged_at_a_level_above_their_own() {
+    let node = Node::healthy("h200x1");
+    let facts = node.out.path("facts.json");
+    let mut run = node.run_command(&["--level", "quick", "--facts"]);
+    assert_eq!(node.finish(run.arg(&facts)).code, 0);
+    for (level, code) in [("quick", 0), ("standard", 3), ("extended", 3)] {
+        let mut judge = node.validator();
+        judge
+            .arg("judge")
+            .arg(&facts)
+            .args(["--simulated-ok", "--level", level]);
+        let (ended, stdout, stderr) = said(&mut judge);
+        assert_eq!(ended, code, "{level}: {stdout}{stderr}");
+        let says = stderr.contains("the facts were collected at level quick");
+        assert_eq!(says, code == 3, "{level}: {stderr}");
     }
 }
 
@@ -126,11 +263,11 @@ fn a_full_and_a_read_only_folder_are_survived_without_a_half_written_file() {
             .arg(run.get_program())
             .args(run.get_args());
         let (code, stdout, stderr) = said(&mut command);
-        assert_eq!(code, 0, "{stdout}{stderr}");
+        assert_eq!(code, 2, "{stdout}{stderr}");
         assert!(stderr.contains(reason), "{reason}: {stderr}");
         assert!(stderr.ends_with(left), "{left}: {stderr}");
         let report: Value =
-            serde_json::from_str(report_on_stdout(&stdout, "JSON report")).expect("JSON");
+            serde_json::from_str(&saved_report(&stderr, "JSON report")).expect("JSON");
         assert_eq!(report["exit_code"], 0);
     }
 }

@@ -220,7 +220,7 @@ fn a_job_is_let_in_and_what_it_leaves_is_ended() {
     // One line a job; a pass needs no annotation.
     assert_eq!(
         stdout,
-        "GPUs before the job: SIMULATED PASS: this node may take work: 1 GPU judged, none failed\n"
+        "GPUs before the job: SIMULATED PASS: node is ready: 1 GPU judged, none failed\n"
     );
     let mut obedient = LeakyJob::start(&node, &[]);
     let mut stubborn = LeakyJob::start(&node, &["ignore"]);
@@ -486,7 +486,7 @@ fn a_failed_gpu_quarantines_the_runner_until_it_is_released() {
     let (code, stdout, stderr) = runner.pre_job(&faulty);
     assert_eq!(code, 1, "{stdout}{stderr}");
     let first = stdout.lines().next().expect("a line");
-    assert!(first.starts_with("::error title=infrastructure%3A GPU runner not fit for work::SIMULATED FAIL: this node must not take work:"), "{first}");
+    assert!(first.starts_with("::error title=infrastructure%3A GPU runner not fit for work::SIMULATED FAIL: node is not ready:"), "{first}");
     let release = format!(
         "gpu-validator hook release --state {}",
         runner.state().display()

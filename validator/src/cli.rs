@@ -39,6 +39,8 @@ Examples:
   Collect on the node, judge elsewhere, again and again:
       gpu-validator collect -o facts.json
       gpu-validator judge facts.json --profile p5.48xlarge.yaml
+  What changed between two runs, two images or two nodes?
+      gpu-validator diff before.json after.json
   Judge a fleet, one line a node:
       gpu-validator judge facts/ --profile p5.48xlarge.yaml
   Judge other machines over ssh, with one report on all of them:
@@ -63,6 +65,7 @@ enum Command {
     Sentinel(commands::sentinel::Arguments),
     Collect(commands::collect::Arguments),
     Judge(commands::judge::Arguments),
+    Diff(commands::diff::Arguments),
     /// Many nodes: their reports in one
     #[command(subcommand)]
     Fleet(commands::fleet::FleetCommand),
@@ -87,6 +90,24 @@ enum Command {
     PythonProof(crate::probe::environment::launch::Arguments),
 }
 
+impl Command {
+    /// A hook takes nothing from the variables of a job, and workers inherit those of their parent.
+    fn is_started_by_a_person(&self) -> bool {
+        !matches!(
+            self,
+            Self::Hook(_) | Self::Worker(_) | Self::PythonProof(_) | Self::Generate(_)
+        )
+    }
+
+    /// Whether its exit code alone is its answer.
+    fn is_gate(&self) -> bool {
+        matches!(
+            self,
+            Self::Hook(_) | Self::Kubernetes(commands::kubernetes::KubernetesCommand::Gate(_))
+        )
+    }
+}
+
 /// The whole program: reads the arguments, does what they ask, returns the exit code.
 pub fn main() -> ExitCode {
     run(std::env::args_os())
@@ -107,16 +128,24 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command_line = match CommandLine::try_parse_from(&arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
-            // Nothing is left to do when the terminal is gone.
-            let _ = error.print();
-            return if error.use_stderr() {
-                refused(&arguments)
-            } else {
-                ExitCode::SUCCESS
-            };
+            let printed = error.print();
+            if error.use_stderr() {
+                // Nothing is left to do when the terminal is gone.
+                return refused(&arguments);
+            }
+            // clap leaves a rest in the buffer of standard output.
+            let printed = printed.and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
+            if let Err(error) = printed {
+                commands::terminal::note_error_of_stdout(&error);
+            }
+            let status = commands::terminal::status_with_output(ExitStatus::Passed);
+            return ExitCode::from(status as u8);
         }
     };
     outlive_file_size_limits();
+    if command_line.command.is_started_by_a_person() {
+        commands::variables::warn_of_unknown(&CommandLine::command());
+    }
     let answer = match &command_line.command {
         Command::Run(arguments) => commands::run::run(arguments),
         Command::Burn(arguments) => commands::burn::burn(arguments),
@@ -124,6 +153,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Sentinel(arguments) => commands::sentinel::sentinel(arguments),
         Command::Collect(arguments) => commands::collect::collect(arguments),
         Command::Judge(arguments) => commands::judge::judge(arguments),
+        Command::Diff(arguments) => commands::diff::diff(arguments),
         Command::Fleet(command) => commands::fleet::fleet(command),
         Command::Environment(arguments) => commands::environment::environment(arguments),
         Command::Checks(command) => commands::checks::checks(command),
@@ -138,7 +168,9 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match answer {
-        Ok(status) => ExitCode::from(status as u8),
+        // The runner and the kubelet read the exit code as a statement on the node: a full disk does not change it.
+        Ok(status) if command_line.command.is_gate() => ExitCode::from(status as u8),
+        Ok(status) => ExitCode::from(commands::terminal::status_with_output(status) as u8),
         Err(error) => {
             let text = validator_core::report::printable(&format!("{error:#}"));
             commands::terminal::to_stderr(&format!("error: {text}\n"));

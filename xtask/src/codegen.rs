@@ -259,10 +259,16 @@ same on the machine.
         for (name, body) in &check.sections {
             let _ = write!(text, "\n### {name}\n\n{body}\n");
         }
+        // A check without a public page of its own has this section, which needs no link to itself.
+        let documentation = if check.documentation_url.starts_with("https://") {
+            format!("Documentation: <{}> · ", check.documentation_url)
+        } else {
+            String::new()
+        };
         let _ = write!(
             text,
-            "\nDocumentation: <{}> · [source](validator/core/src/checks/{}.rs)\n",
-            check.documentation_url, check.id
+            "\n{documentation}[source](validator/core/src/checks/{}.rs)\n",
+            check.id
         );
     }
     text

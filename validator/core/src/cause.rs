@@ -160,6 +160,20 @@ impl CauseKind {
         }
     }
 
+    /// Whether a GPU or its board is replaced when a cause of this kind returns.
+    pub(crate) fn is_hardware(self) -> bool {
+        matches!(
+            self,
+            Self::GpuLost
+                | Self::GpuFirmware
+                | Self::GpuMemory
+                | Self::WrongResults
+                | Self::GpuHardware
+                | Self::Nvlink
+                | Self::Pcie
+        )
+    }
+
     /// Whether a cause of this kind explains evidence of kind `other` on the same GPU, or of the whole host where the
     /// cause is the host's.
     pub(crate) fn explains(self, other: Self) -> bool {

@@ -26,7 +26,7 @@ pub struct CauseGpu {
 }
 
 impl CauseGpu {
-    fn of(gpu: &GpuFacts, index: usize) -> Self {
+    pub(crate) fn of(gpu: &GpuFacts, index: usize) -> Self {
         Self {
             index: Some(index),
             pci_address: gpu.pci_address.value().cloned(),
@@ -333,7 +333,8 @@ fn of_finding(finding: &Finding, facts: &Facts) -> RootCause {
     }
 }
 
-fn gpu_of(subject: &GpuSubject, facts: &Facts) -> CauseGpu {
+/// The GPU of a subject with its index and serial number.
+pub(crate) fn gpu_of(subject: &GpuSubject, facts: &Facts) -> CauseGpu {
     facts
         .gpus
         .iter()
@@ -342,6 +343,14 @@ fn gpu_of(subject: &GpuSubject, facts: &Facts) -> CauseGpu {
             || CauseGpu::unlisted(subject),
             |index| CauseGpu::of(&facts.gpus[index], index),
         )
+}
+
+/// How reports name a subject: `GPU 0 (0000:53:00.0)`, or `host`.
+pub(crate) fn name_of(subject: &Subject, facts: &Facts) -> String {
+    match subject {
+        Subject::Host => "host".to_owned(),
+        Subject::Gpu(gpu) => gpu_of(gpu, facts).to_string(),
+    }
 }
 
 /// The GPU with this address: as NVML lists it, else as the PCI bus has it; `None` for a switch or a port.
@@ -459,7 +468,8 @@ fn explains(cause: &RootCause, other: &RootCause) -> bool {
         (Some(_), None) => {
             cause.kind == CauseKind::GpuLost
                 && (matches!(other.kind, CauseKind::GpuLost | CauseKind::Kubernetes)
-                    || other.verdict == Verdict::Error)
+                    || other.verdict == Verdict::Error
+                    || warns_of_a_lost_gpu(other))
         }
         (Some(gpu), Some(of)) => {
             gpu.pci_address == of.pci_address
@@ -468,6 +478,17 @@ fn explains(cause: &RootCause, other: &RootCause) -> bool {
                 && cause.kind.explains(other.kind)
         }
     }
+}
+
+/// NVML's calls returned that a GPU is lost, and nothing else: `nvml_library` warns of every call that returned an error.
+fn warns_of_a_lost_gpu(cause: &RootCause) -> bool {
+    let calls = cause.summary.split_once(": ").map(|(_, calls)| calls);
+    cause.verdict == Verdict::Warn
+        && cause.evidence.iter().all(|it| it.check == "nvml_library")
+        && calls.is_some_and(|it| {
+            it.split("; ")
+                .all(|call| call.ends_with("ERROR_GPU_IS_LOST"))
+        })
 }
 
 /// The same cause with the same action on several GPUs, each time with the same checks, as one.
@@ -600,6 +621,28 @@ mod tests {
         let checks: Vec<&str> = first.evidence.iter().map(|it| it.check.as_str()).collect();
         assert_eq!(checks, ["kernel_log_xid", "gpu_reachable"]);
         assert_eq!(recommended_action_of(&run), Some(RecommendedAction::Reboot));
+    }
+
+    #[test]
+    fn calls_that_returned_a_lost_gpu_follow_from_it_and_others_do_not() {
+        let causes_with = |trouble: &[&str]| {
+            let mut facts = healthy_node();
+            lose(&mut facts, 3);
+            facts.nvml.probe_trouble = trouble.iter().map(|&it| it.to_owned()).collect();
+            diagnose(&run_of(facts))
+        };
+        let lost = "nvmlDeviceGetHandleByIndex_v2 answered NVML_ERROR_GPU_IS_LOST";
+        let causes = causes_with(&[lost, lost]);
+        let warns = |it: &RootCause| it.evidence[0].check == "nvml_library";
+        assert!(!causes.iter().any(warns), "{causes:#?}");
+        assert!(
+            causes[0]
+                .consequences
+                .iter()
+                .any(|it| it.check == "nvml_library")
+        );
+        let other = "nvmlSystemGetDriverVersion answered NVML_ERROR_UNKNOWN";
+        assert!(causes_with(&[lost, other]).iter().any(warns));
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub mod burned;
 mod cause;
 pub mod check;
 mod checks;
+pub mod comparison;
 pub mod device_ids;
 pub mod diagnosis;
 pub mod environment;
@@ -55,6 +56,7 @@ pub mod profile;
 pub mod queries;
 pub mod reference;
 pub mod report;
+pub mod selection;
 pub mod sentinel;
 mod tally;
 #[doc(hidden)]

@@ -270,6 +270,11 @@ pub fn processes_in_words(processes: &[GpuProcess]) -> String {
     words.join(", ")
 }
 
+/// `GPU 0 (0000:53:00.0)`, by its position among the facts' GPUs, which is NVML's index.
+pub fn gpu_name(gpu: &GpuFacts, index: usize) -> String {
+    crate::diagnosis::CauseGpu::of(gpu, index).to_string()
+}
+
 /// Where on the bus and by which name a person finds this GPU.
 pub fn name_of(gpu: &GpuFacts) -> String {
     GpuSubject::of(gpu).to_string()

@@ -9,11 +9,11 @@ use super::burn_options::{BurnDuration, BurnMemory};
 use super::burn_view::BurnView;
 use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
-use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
+use super::run::{probe_options, refuse_missing_sysroot, refuse_simulated, stop_on_signals, watch};
 use super::running_burns::{
-    RunningBurn, RuntimeFolder, Stopped, already_burned, start_in_background,
+    EndedBurn, RunningBurn, RuntimeFolder, Stopped, already_burned, start_in_background,
 };
-use super::terminal::{to_stderr, to_stdout};
+use super::terminal::{status_with_output, to_stderr, to_stdout};
 use crate::plan::BurnOptions;
 use crate::session::SessionOptions;
 use crate::session::burn::is_named;
@@ -22,6 +22,8 @@ use validator_core::facts::{Facts, Precision};
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::Level;
 use validator_core::plan::EngineChoice;
+use validator_core::queries::gpu_name;
+use validator_core::report::answer_of;
 
 /// Work every GPU at its power limit and verify every product
 ///
@@ -39,7 +41,7 @@ pub(crate) struct Arguments {
     /// What to multiply, one after another; by default what heats a GPU most
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     precision: Vec<Precision>,
-    /// Only these GPUs, by UUID or PCI address; by default all that CUDA_VISIBLE_DEVICES leaves
+    /// Only these GPUs, by index, PCI address or UUID; by default all that CUDA_VISIBLE_DEVICES leaves
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     gpu: Vec<String>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB
@@ -59,7 +61,8 @@ pub(crate) struct Arguments {
     /// Burn a GPU although other processes use it
     #[arg(long)]
     share: bool,
-    /// Burn in the background: returns once the burn began; `burn status` shows it, `burn stop` ends it
+    /// Burn in the background: returns once the burn began; `burn status` shows it, `burn wait` waits for its exit code, `burn
+    /// stop` ends it
     #[arg(long)]
     detach: bool,
     /// This is the process in the background, whose output goes to this file
@@ -84,8 +87,14 @@ pub(crate) struct Arguments {
 /// Burns in the background.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BurnCommand {
-    /// Show the burns that run on this machine
-    Status,
+    /// Show the burns that run on this machine, and the result of the last one that ended
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Wait until the burns that run on this machine end; exits with the code of the worst of them, or of the last burn
+    Wait,
     /// Stop the burns that run on this machine; returns when the GPUs' memory is free and the reports are written
     Stop,
 }
@@ -95,24 +104,99 @@ const LEVEL: Level = Level::Standard;
 
 pub(crate) fn burn(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     match arguments.command {
-        Some(BurnCommand::Status) => status(),
+        Some(BurnCommand::Status { json }) => status(json),
+        Some(BurnCommand::Wait) => wait(),
         Some(BurnCommand::Stop) => stop(),
         None if arguments.detach => detach(arguments),
         None => burn_here(arguments),
     }
 }
 
-fn status() -> anyhow::Result<ExitStatus> {
-    let running = RuntimeFolder::open()?.running();
+fn status(json: bool) -> anyhow::Result<ExitStatus> {
+    let folder = RuntimeFolder::open()?;
+    let running = folder.running();
+    let last = folder.last_ended();
     let mut text = String::new();
+    if json {
+        let status = serde_json::json!({"running": running, "last": last});
+        to_stdout(&format!("{status:#}\n"));
+        return Ok(ExitStatus::Passed);
+    }
     for burn in &running {
         text.push_str(&in_words(burn));
     }
     if running.is_empty() {
         text.push_str("no burn is running\n");
     }
+    if let Some(last) = &last {
+        text.push_str(&ended_in_words(last));
+    }
     to_stdout(&text);
     Ok(ExitStatus::Passed)
+}
+
+/// `last burn: process 4711, ended 2026-11-20T03:04:05Z, exit code 0: PASS: node is ready: …`.
+fn ended_in_words(burn: &EndedBurn) -> String {
+    use validator_core::report::one_line;
+    let log = burn.log.as_ref().map_or_else(String::new, |it| {
+        format!(", log {}", one_line(&it.display().to_string()))
+    });
+    format!(
+        "last burn: process {}, ended {}, exit code {}{log}\n  {}\n",
+        burn.pid,
+        one_line(&burn.ended_at),
+        burn.exit_code,
+        one_line(&burn.answer)
+    )
+}
+
+fn wait() -> anyhow::Result<ExitStatus> {
+    let folder = RuntimeFolder::open()?;
+    let running = folder.running();
+    let ended: Vec<Option<EndedBurn>> = if running.is_empty() {
+        let Some(last) = folder.last_ended() else {
+            bail!("no burn is running, and none has ended since the machine started");
+        };
+        vec![Some(last)]
+    } else {
+        let ended = running.iter().map(|burn| {
+            burn.wait();
+            folder.result_of(burn)
+        });
+        ended.collect()
+    };
+    for burn in &ended {
+        match burn {
+            Some(burn) => to_stdout(&ended_in_words(burn)),
+            None => to_stdout("a burn ended without a result: it was killed\n"),
+        };
+    }
+    let codes = ended
+        .iter()
+        .map(|it| it.as_ref().map(|it| i32::from(it.exit_code)));
+    let statuses = codes.map(status_of);
+    // What is wrong comes before what was not judged, and that before a GPU in use.
+    let severity = |it: &ExitStatus| match it {
+        ExitStatus::Failed => 4,
+        ExitStatus::BadInput => 3,
+        ExitStatus::NotJudged => 2,
+        ExitStatus::Busy => 1,
+        ExitStatus::Passed => 0,
+    };
+    Ok(statuses
+        .max_by_key(severity)
+        .unwrap_or(ExitStatus::NotJudged))
+}
+
+/// The status of a burn by the exit code of its process.
+fn status_of(code: Option<i32>) -> ExitStatus {
+    match code {
+        Some(0) => ExitStatus::Passed,
+        Some(1) => ExitStatus::Failed,
+        Some(3) => ExitStatus::BadInput,
+        Some(4) => ExitStatus::Busy,
+        _ => ExitStatus::NotJudged,
+    }
 }
 
 fn in_words(burn: &RunningBurn) -> String {
@@ -158,18 +242,14 @@ fn detach(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     match start_in_background(&folder, own)? {
         Ok(burn) => {
             to_stdout(&in_words(&burn));
-            to_stdout("gpu-validator burn status shows it, gpu-validator burn stop ends it\n");
+            to_stdout(
+                "gpu-validator burn status shows it, burn wait returns its exit code, burn stop ends it\n",
+            );
             Ok(ExitStatus::Passed)
         }
         Err((code, said)) => {
             to_stderr(&said);
-            Ok(match code {
-                Some(0) => ExitStatus::Passed,
-                Some(1) => ExitStatus::Failed,
-                Some(3) => ExitStatus::BadInput,
-                Some(4) => ExitStatus::Busy,
-                _ => ExitStatus::NotJudged,
-            })
+            Ok(status_of(code))
         }
     }
 }
@@ -196,6 +276,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[])?;
     let (profile, profile_name) = arguments.report.profile()?;
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let folder = RuntimeFolder::open()?;
     refuse_second_burn(&folder, &arguments.gpu)?;
     let _claim = crate::sentinel_requests::claim();
@@ -267,8 +348,12 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let run = judged(facts);
     to_stderr(&summary(&run.facts));
     files.finish(&run, &arguments.report);
+    let status = status_with_output(run.exit_status());
+    if let Some((_, announcement)) = &held {
+        announcement.ended(status as u8, &answer_of(&run));
+    }
     drop(held);
-    Ok(run.exit_status())
+    Ok(status)
 }
 
 /// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
@@ -281,16 +366,22 @@ pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec
 }
 
 fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
-    let named = facts.gpus.iter().find(|gpu| is_named(gpu, name));
+    // No address and no UUID is a number alone.
+    let by_index = name.parse().ok().and_then(|it: usize| facts.gpus.get(it));
+    let named = by_index.or_else(|| facts.gpus.iter().find(|gpu| is_named(gpu, name)));
     if let Some(uuid) = named.and_then(|gpu| gpu.uuid.value()) {
         return Ok(uuid.clone());
     }
     let known: Vec<String> = facts
         .gpus
         .iter()
-        .filter_map(|gpu| gpu.uuid.value().cloned())
+        .enumerate()
+        .map(|(index, gpu)| gpu_name(gpu, index))
         .collect();
-    bail!("no GPU {name}; there are: {}", known.join(", "))
+    bail!(
+        "no GPU {name}; expected an index, PCI address or UUID of: {}",
+        known.join(", ")
+    )
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
@@ -342,15 +433,15 @@ mod tests {
             .cloned()
             .unwrap_or_default();
         let short = address.trim_start_matches("0000:").to_uppercase();
-        for name in [uuid.clone(), address, short] {
+        for name in [uuid.clone(), address, short, "2".to_owned()] {
             let chosen = chosen_gpus(&[name], &facts).expect("known");
             assert_eq!(chosen, std::slice::from_ref(&uuid));
         }
         let error = chosen_gpus(&["GPU-x".to_owned()], &facts).expect_err("unknown");
         assert!(
-            error
-                .to_string()
-                .starts_with("no GPU GPU-x; there are: GPU-")
+            error.to_string().starts_with(
+                "no GPU GPU-x; expected an index, PCI address or UUID of: GPU 0 (0000:"
+            )
         );
     }
 }

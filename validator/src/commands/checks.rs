@@ -12,7 +12,11 @@ use validator_core::nearest_name::nearest_name;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ChecksCommand {
     /// List every check: its id, stage, lowest level, and what it wants
-    List,
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Explain a check: what, why, how it is judged, what to do, and by which source
     Explain {
         /// The check's id, as in reports: persistence_mode
@@ -22,11 +26,43 @@ pub(crate) enum ChecksCommand {
 
 pub(crate) fn checks(command: &ChecksCommand) -> anyhow::Result<ExitStatus> {
     let text = match command {
-        ChecksCommand::List => list(),
+        ChecksCommand::List { json: true } => list_as_json()?,
+        ChecksCommand::List { json: false } => list(),
         ChecksCommand::Explain { id } => explain(id)?,
     };
     to_stdout(&text);
     Ok(ExitStatus::Passed)
+}
+
+/// One check of `checks list --json`.
+#[derive(serde::Serialize)]
+struct ListedCheck {
+    id: &'static str,
+    title: String,
+    stage: String,
+    /// The lowest level at which it is judged.
+    level: Level,
+    /// `host` or `gpu`, as in the subjects of a report.
+    subject: &'static str,
+    documentation_url: &'static str,
+}
+
+fn list_as_json() -> anyhow::Result<String> {
+    let checks: Vec<ListedCheck> = ALL
+        .iter()
+        .map(|entry| ListedCheck {
+            id: entry.check.id,
+            title: title(entry).to_owned(),
+            stage: entry.check.stage.to_string(),
+            level: entry.check.level,
+            subject: match entry.check.judge {
+                Judge::Host(_) => "host",
+                Judge::EachGpu(_) => "gpu",
+            },
+            documentation_url: entry.check.documentation_url,
+        })
+        .collect();
+    Ok(serde_json::to_string_pretty(&checks)? + "\n")
 }
 
 fn list() -> String {
@@ -99,6 +135,19 @@ mod tests {
         let answer = |id| super::explain(id).expect_err(id).to_string();
         assert!(answer("persistance-mode").ends_with("did you mean `persistence_mode`?"));
         assert!(answer("zzz").ends_with("`gpu-validator checks list` names all"));
+    }
+
+    #[test]
+    fn the_list_as_json_has_every_check_once() {
+        let list: serde_json::Value =
+            serde_json::from_str(&super::list_as_json().expect("JSON")).expect("JSON");
+        let ids: Vec<&str> = list
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|it| it["id"].as_str().expect("an id"))
+            .collect();
+        assert_eq!(ids, validator_core::check_ids().collect::<Vec<_>>());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::burn_options::BurnOfRun;
-use super::report_files::{ClaimedOutputs, facts_json, write_whole};
-use super::run::{probe_options, stop_on_signals, watch};
+use super::report_files::{ClaimedOutputs, facts_json, save_elsewhere, write_whole};
+use super::run::{probe_options, refuse_missing_sysroot, stop_on_signals, watch};
 use super::terminal::{to_stderr, to_stdout};
 use crate::session::SessionOptions;
 use validator_core::findings::ExitStatus;
@@ -13,7 +13,7 @@ use validator_core::level::Level;
 /// Look at this machine and write what was seen, without judging
 ///
 /// Exits with 0 when everything was looked at and written, with 2 when the run was stopped or the file could not be
-/// written (the facts then go to standard output).
+/// written where it was requested (it is then saved elsewhere, and its place is printed).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Where to write the facts; standard output without it
@@ -44,6 +44,7 @@ pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         Some(path) => crate::profile_file::load(path)?,
         None => validator_core::profile::Profile::default(),
     };
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     let mut options = SessionOptions::from(probe);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
@@ -62,11 +63,7 @@ pub(crate) fn collect(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         Some(path) => match write_whole(path, text.as_bytes()) {
             Ok(()) => true,
             Err(error) => {
-                to_stderr(&format!(
-                    "warning: the facts cannot be written to {}: {error}; they go to standard output\n",
-                    path.display()
-                ));
-                to_stdout(&text);
+                save_elsewhere("facts", path, &error, &text);
                 false
             }
         },

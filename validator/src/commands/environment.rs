@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::Serialize;
 
-use super::run::{probe_options, stop_on_signals};
+use super::run::{probe_options, refuse_missing_sysroot, stop_on_signals};
 use super::terminal::to_stdout;
 use crate::probe::environment as discovery;
 use crate::session;
@@ -80,6 +80,7 @@ pub(crate) fn environment(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         Some(path) => crate::profile_file::load(path)?,
         None => Profile::default(),
     };
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let profile = with_named(profile, &arguments.python)?;
     let facts = collect(arguments, &profile)?;
     let machine = match &arguments.on {

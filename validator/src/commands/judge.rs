@@ -7,15 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, bail};
 
-use super::report_files::{ClaimedOutputs, ReportFiles, is_standard_output, write_whole};
+use super::report_files::{
+    ClaimedOutputs, ReportFiles, is_standard_output, save_elsewhere, write_whole,
+};
 use super::report_options::ReportOptions;
 use super::run::refuse_simulated;
+use super::selection::SelectionOptions;
 use super::terminal::{to_stderr, to_stdout};
 use validator_core::facts::Facts;
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 use validator_core::report::{FleetEntry, FleetTotals, fleet_json, fleet_line};
+use validator_core::selection::Selection;
 
 /// Judge facts that were collected before
 ///
@@ -30,6 +34,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = crate::cli_values::level())]
     level: Option<Level>,
     #[command(flatten)]
+    selection: SelectionOptions,
+    #[command(flatten)]
     report: ReportOptions,
 }
 
@@ -40,6 +46,7 @@ pub(crate) fn judge(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         profile,
         profile_name,
         level: arguments.level,
+        selection: arguments.selection.selection()?,
         forbid_simulated: arguments.report.refuses_simulated(),
     };
     if arguments.facts.is_dir() {
@@ -55,6 +62,7 @@ struct Judge {
     profile: Profile,
     profile_name: String,
     level: Option<Level>,
+    selection: Selection,
     forbid_simulated: bool,
 }
 
@@ -63,7 +71,15 @@ impl Judge {
         let mut facts = read_facts(path)?;
         refuse_simulated(&mut facts, self.forbid_simulated);
         let level = self.level.unwrap_or(facts.level);
-        Ok(Run::judged(facts, &self.profile, &self.profile_name, level))
+        if level > facts.level {
+            bail!(
+                "{}: --level {level}: the facts were collected at level {} and hold nothing of a higher level",
+                path.display(),
+                facts.level
+            );
+        }
+        let run = Run::judged(facts, &self.profile, &self.profile_name, level);
+        Ok(self.selection.applied_to(run))
     }
 
     fn entry(&self, path: &Path) -> FleetEntry {
@@ -118,11 +134,7 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
             to_stdout(&lines);
             let report = fleet_json(&entries);
             if let Err(error) = write_whole(path, report.as_bytes()) {
-                to_stderr(&format!(
-                    "warning: the JSON report cannot be written to {}: {error}; it goes to standard output\n",
-                    path.display()
-                ));
-                to_stdout(&report);
+                save_elsewhere("JSON report", path, &error, &report);
             }
         }
         None => {

@@ -10,6 +10,7 @@ mod burn_view;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod checks;
 pub(crate) mod collect;
+pub(crate) mod diff;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod environment;
 #[allow(clippy::doc_markdown)]
@@ -31,17 +32,19 @@ pub(crate) mod run;
 pub(crate) mod run_remote;
 pub(crate) mod running_burns;
 pub(crate) mod schema;
+mod selection;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod sentinel;
 mod simulated_ok;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod terminal;
+pub(crate) mod variables;
 pub(crate) mod worker;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  everything was judged and nothing failed; warnings are allowed
-  1  at least one check failed: this node must not take work
+  1  at least one check failed: the node is not ready
   2  nothing failed, but something could not be judged (or the run was stopped): this is not a pass
   3  bad input: the profile or the arguments are wrong; nothing was judged
   4  nothing failed, and the only thing not judged is load on GPUs that others are using";

@@ -36,7 +36,7 @@ pub(crate) fn writes_reports(arguments: &[OsString]) -> bool {
     let mut words = words(arguments);
     match words.next().unwrap_or_default() {
         "run" | "judge" | "collect" | "allocation" => true,
-        "burn" => !words.any(|it| matches!(it, "status" | "stop")),
+        "burn" => !words.any(|it| matches!(it, "status" | "stop" | "wait")),
         "hook" => words.any(|it| it == "pre-job"),
         "kubernetes" => words.any(|it| it == "gate"),
         _ => false,

@@ -1,4 +1,5 @@
-//! Writes the reports: whole files or none, again after every stage, and to standard output where a file cannot be.
+//! Writes the reports: whole files or none, again after every stage. A report that cannot be written where it was requested is
+//! saved in the folder for temporary files, and the command does not exit with 0.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -11,7 +12,7 @@ use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 
 use super::report_options::ReportOptions;
-use super::terminal::{to_stderr, to_stdout};
+use super::terminal::{note_lost_report, to_stderr, to_stdout};
 use crate::owned_folder::replace_in;
 use validator_core::facts::Facts;
 use validator_core::findings::Run;
@@ -79,7 +80,7 @@ impl ReportFiles {
             let trouble = outcome.err().map(|error| error.to_string());
             if let (None, Some(reason)) = (&file.trouble, &trouble) {
                 to_stderr(&format!(
-                    "warning: the {} cannot be written to {}: {reason}; it goes to standard output at the end\n",
+                    "warning: the {} cannot be written to {}: {reason}; it is saved elsewhere at the end\n",
                     file.what,
                     file.path.display()
                 ));
@@ -108,16 +109,10 @@ impl ReportFiles {
             to_stdout(text);
         }
         for file in &self.files {
-            let report = || (file.render)(run);
             if file.is_stdout() {
-                to_stdout(&report());
+                to_stdout(&(file.render)(run));
             } else if let Some(reason) = &file.trouble {
-                let path = file.path.display();
-                to_stdout(&format!(
-                    "\n----- {} for {path}, which could not be written: {reason} -----\n{}",
-                    file.what,
-                    report()
-                ));
+                save_elsewhere(file.what, &file.path, reason, &(file.render)(run));
             }
         }
     }
@@ -132,6 +127,45 @@ impl ReportFile {
     fn cannot_be_replaced(&self) -> bool {
         fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
     }
+}
+
+/// Saves a report that could not be written to `path` in the folder for temporary files; where that has no room either, the
+/// report goes to standard output. Either way the command does not exit with 0.
+pub(crate) fn save_elsewhere(
+    what: &str,
+    path: &Path,
+    reason: &dyn std::fmt::Display,
+    report: &str,
+) {
+    note_lost_report();
+    let path = path.display();
+    match save_in(&std::env::temp_dir(), what, report) {
+        Ok(saved) => to_stderr(&format!(
+            "error: the {what} could not be written to {path}: {reason}; it is saved as {}\n",
+            saved.display()
+        )),
+        Err(error) => {
+            to_stderr(&format!(
+                "error: the {what} could be written neither to {path} ({reason}) nor to the folder for temporary files \
+                 ({error}); it is on standard output\n"
+            ));
+            to_stdout(&format!(
+                "\n----- {what} for {path}, which could not be written: {reason} -----\n{report}"
+            ));
+        }
+    }
+}
+
+fn save_in(folder: &Path, what: &str, report: &str) -> io::Result<PathBuf> {
+    let prefix = format!("gpu-validator-{}-", what.to_lowercase().replace(' ', "-"));
+    // A random name that did not exist: another user can prepare nothing under it. As with any report, less what the umask takes.
+    let mut file = tempfile::Builder::new()
+        .prefix(&prefix)
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .tempfile_in(folder)?;
+    file.write_all(report.as_bytes())?;
+    let (_, path) = file.keep().map_err(|it| it.error)?;
+    Ok(path)
 }
 
 /// `facts.json`, indented, with a line break at its end.
@@ -270,6 +304,7 @@ impl ClaimedOutputs {
     }
 
     pub(crate) fn of_paths(outputs: &[&Path], inputs: &[&Path]) -> anyhow::Result<Self> {
+        refuse_one_place_for_two(outputs)?;
         let mut pipes = Vec::new();
         let files = outputs.iter().filter(|it| !is_standard_output(it));
         for path in files {
@@ -285,6 +320,38 @@ impl ClaimedOutputs {
         }
         Ok(Self { pipes })
     }
+}
+
+/// Two reports in one file would leave one of them, and two on standard output are no document.
+fn refuse_one_place_for_two(outputs: &[&Path]) -> anyhow::Result<()> {
+    for (index, one) in outputs.iter().enumerate() {
+        for other in &outputs[index + 1..] {
+            if is_standard_output(one) && is_standard_output(other) {
+                bail!("two reports are requested on standard output; name a file for one of them");
+            }
+            if is_same_place(one, other) {
+                bail!(
+                    "two reports are requested in {}; name another file for one of them",
+                    other.display()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether both names are of one regular file, which need not exist yet. A device takes several reports.
+fn is_same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        let target = destination(path).ok()?;
+        let (folder, name) = folder_and_name(&target).ok()?;
+        let found = fs::metadata(&target).ok();
+        let is_file = found.is_none_or(|it| it.is_file());
+        let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        is_file.then(|| (folder, name.to_owned()))
+    };
+    let one = place(one);
+    one.is_some() && one == place(other)
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {

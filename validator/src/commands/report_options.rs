@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::terminal::ColorChoice;
+use super::terminal::{ColorChoice, to_stderr};
 use validator_core::findings::Run;
 use validator_core::profile::Profile;
 use validator_core::report::HumanStyle;
@@ -39,7 +39,7 @@ pub(crate) struct ReportOptions {
         env = "GPU_VALIDATOR_COLOR"
     )]
     pub(crate) color: ColorChoice,
-    /// Show every check of every GPU, not only what is worth looking at
+    /// Add every check of every GPU, findings in full, and what was not judged and why
     #[arg(long, short)]
     pub(crate) verbose: bool,
     /// Accept simulated driver libraries, for tests; without it, a run that they answered counts as not judged. No variable
@@ -60,7 +60,16 @@ impl ReportOptions {
     /// The profile and its name in reports.
     pub(crate) fn profile(&self) -> anyhow::Result<(Profile, String)> {
         match self.profile.as_deref() {
-            Some(path) => Ok((crate::profile_file::load(path)?, path.display().to_string())),
+            Some(path) => {
+                let profile = crate::profile_file::load(path)?;
+                if profile == Profile::default() {
+                    to_stderr(&format!(
+                        "warning: profile {} is empty and requires nothing: only the EC2 instance type and the GPU model say what is expected\n",
+                        path.display()
+                    ));
+                }
+                Ok((profile, path.display().to_string()))
+            }
             None => Ok((Profile::default(), Run::BUILT_IN_PROFILE.to_owned())),
         }
     }
@@ -69,6 +78,7 @@ impl ReportOptions {
         HumanStyle {
             color: self.color.on_stdout(),
             verbose: self.verbose,
+            width: super::terminal::width_of_stdout(),
         }
     }
 

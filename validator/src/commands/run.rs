@@ -13,6 +13,7 @@ use super::progress::ProgressLine;
 use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
 use super::run_remote::{self, RemoteOptions};
+use super::selection::SelectionOptions;
 use crate::interrupt::Interrupt;
 use crate::plan::BurnProgress;
 use crate::probe::{Deadlines, ProbeOptions};
@@ -22,6 +23,7 @@ use validator_core::facts::{FACTS_FORMAT, Facts};
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::{Level, Stage};
 use validator_core::profile::Profile;
+use validator_core::selection::Selection;
 
 /// Look at this machine, judge it, report
 ///
@@ -35,6 +37,8 @@ pub(crate) struct Arguments {
     level: Level,
     #[command(flatten)]
     burn: BurnOfRun,
+    #[command(flatten)]
+    selection: SelectionOptions,
     #[command(flatten)]
     report: ReportOptions,
     /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard output
@@ -52,7 +56,12 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
+    let selection = arguments.selection.selection()?;
     if arguments.remote.is_given() {
+        anyhow::ensure!(
+            !arguments.selection.is_given(),
+            "--only and --skip are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
+        );
         return run_remote::run(&run_remote::Request {
             options: &arguments.remote,
             level: arguments.level,
@@ -64,6 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let interrupt = stop_on_signals()?;
     let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[])?;
     let (profile, profile_name) = arguments.report.profile()?;
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let mut probe = probe_options(arguments.level, arguments.sysroot.clone(), &profile);
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let _claim = crate::sentinel_requests::claim();
@@ -76,6 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         report: &arguments.report,
         facts: arguments.facts.as_deref(),
         forbid_simulated: arguments.report.refuses_simulated(),
+        selection,
     };
     Ok(look_and_report(options, &asked, &interrupt).exit_status())
 }
@@ -87,6 +98,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) report: &'a ReportOptions,
     pub(crate) facts: Option<&'a Path>,
     pub(crate) forbid_simulated: bool,
+    pub(crate) selection: Selection,
 }
 
 /// A whole run: looks at this machine, judges it, and writes the reports after every stage.
@@ -97,7 +109,10 @@ pub(crate) fn look_and_report(
 ) -> Run {
     let level = options.probe.level;
     let mut files = ReportFiles::new(asked.report, asked.facts);
-    let judged = |facts| Run::judged(facts, asked.profile, asked.profile_name, level);
+    let judged = |facts| {
+        let run = Run::judged(facts, asked.profile, asked.profile_name, level);
+        asked.selection.applied_to(run)
+    };
 
     // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
     // moment to say that a report cannot be written.
@@ -239,6 +254,19 @@ pub(crate) fn probe_options(
     }
     options.deadlines.run = duration(settings.deadline_s);
     options
+}
+
+/// Every file below a folder that does not exist is missing, and would be judged as such.
+pub(crate) fn refuse_missing_sysroot(sysroot: Option<&Path>) -> anyhow::Result<()> {
+    match sysroot {
+        Some(folder) if !folder.is_dir() => {
+            anyhow::bail!(
+                "--sysroot {}: expected an existing folder",
+                folder.display()
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 fn services_of(profile: &Profile, level: Level) -> Vec<String> {

@@ -18,6 +18,8 @@ use validator_core::report::one_line;
 
 /// A burn stops within a second, its reports take another; then it hangs.
 const TIME_TO_STOP: Duration = Duration::from_secs(10);
+/// Several burns may run at once on different GPUs, and `burn wait` returns the result of each.
+const RESULTS_KEPT: usize = 64;
 const POLL: Duration = Duration::from_millis(20);
 
 /// What a burn says of itself.
@@ -31,6 +33,20 @@ pub(super) struct RunningBurn {
     /// A line for each GPU, as the burn showed them last.
     pub(super) progress: Vec<String>,
     /// Where a burn in the background writes what it says.
+    pub(super) log: Option<PathBuf>,
+}
+
+/// The result of a burn that ended, kept until the next one starts in the background and while few came after it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct EndedBurn {
+    pub(super) pid: u32,
+    /// As in [`RunningBurn`].
+    pub(super) started_ticks: u64,
+    /// RFC 3339, UTC.
+    pub(super) ended_at: String,
+    pub(super) exit_code: u8,
+    /// The first line of its report.
+    pub(super) answer: String,
     pub(super) log: Option<PathBuf>,
 }
 
@@ -54,7 +70,7 @@ impl RuntimeFolder {
         names.collect()
     }
 
-    /// Removes what burns said that are over.
+    /// Removes the logs and results of burns that are over.
     fn remove_old_logs(&self) {
         let running = self.running();
         for name in self.names() {
@@ -62,7 +78,8 @@ impl RuntimeFolder {
                 .strip_prefix("burn-of-")
                 .is_some_and(|it| it.strip_suffix(".log").is_some());
             let path = self.0.path_of(&name);
-            if is_log && !running.iter().any(|it| it.log.as_ref() == Some(&path)) {
+            let is_over = is_result(&name);
+            if (is_log || is_over) && !running.iter().any(|it| it.log.as_ref() == Some(&path)) {
                 // Another command may have removed it already.
                 let _ = self.0.remove(name.as_ref());
             }
@@ -99,6 +116,28 @@ impl RuntimeFolder {
         }
         burns.sort_by_key(|it| it.pid);
         burns
+    }
+
+    /// Results of burns that ended, the last one first.
+    fn ended(&self) -> Vec<EndedBurn> {
+        let names = self.names().into_iter();
+        let results = names.filter(|it| is_result(it));
+        let texts = results.filter_map(|it| self.0.read(it.as_ref()).ok());
+        let mut ended: Vec<EndedBurn> = texts
+            .filter_map(|it| serde_json::from_slice(&it).ok())
+            .collect();
+        ended.sort_by(|one, other| other.ended_at.cmp(&one.ended_at));
+        ended
+    }
+
+    pub(super) fn last_ended(&self) -> Option<EndedBurn> {
+        self.ended().into_iter().next()
+    }
+
+    /// The result of this burn, once it ended; `None` where it was killed.
+    pub(super) fn result_of(&self, burn: &RunningBurn) -> Option<EndedBurn> {
+        let is_it = |it: &EndedBurn| it.pid == burn.pid && it.started_ticks == burn.started_ticks;
+        self.ended().into_iter().find(is_it)
     }
 
     /// Takes the lock of each GPU, or says who has it. Locks go with the process, however it ends.
@@ -200,6 +239,35 @@ impl Announcement<'_> {
         let _ = self.write();
     }
 
+    /// Keeps the result for `burn status` and `burn wait`.
+    pub(super) fn ended(&self, exit_code: u8, answer: &str) {
+        let ended = EndedBurn {
+            pid: self.burn.pid,
+            started_ticks: self.burn.started_ticks,
+            ended_at: jiff::Timestamp::now()
+                .strftime("%Y-%m-%dT%H:%M:%S%.3fZ")
+                .to_string(),
+            exit_code,
+            answer: answer.to_owned(),
+            log: self.burn.log.clone(),
+        };
+        let name = format!("ended-{}.json", ended.pid);
+        let written = serde_json::to_vec(&ended)
+            .map_err(std::io::Error::from)
+            .and_then(|text| self.folder.0.write(name.as_ref(), &text));
+        if let Err(error) = written {
+            super::terminal::to_stderr(&format!(
+                "warning: the result cannot be kept for gpu-validator burn status: {error}\n"
+            ));
+        }
+        for old in self.folder.ended().iter().skip(RESULTS_KEPT) {
+            let _ = self
+                .folder
+                .0
+                .remove(format!("ended-{}.json", old.pid).as_ref());
+        }
+    }
+
     fn write(&self) -> anyhow::Result<()> {
         let text = serde_json::to_vec(&self.burn)?;
         let name = self.name();
@@ -232,7 +300,19 @@ pub(super) enum Stopped {
     NotThere,
 }
 
+fn is_result(name: &str) -> bool {
+    name.strip_prefix("ended-")
+        .is_some_and(|it| it.strip_suffix(".json").is_some())
+}
+
 impl RunningBurn {
+    /// Returns when the process is gone, however long that takes.
+    pub(super) fn wait(&self) {
+        while self.is_alive() {
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// The process is there, and it is the one that wrote the file.
     fn is_alive(&self) -> bool {
         started_ticks(self.pid) == Some(self.started_ticks)
@@ -369,6 +449,26 @@ mod tests {
         assert_eq!(running[0].progress, ["GPU-a starting"]);
         drop(announcement);
         assert_eq!(folder.running(), []);
+    }
+
+    #[test]
+    fn the_result_of_a_burn_is_kept_and_not_taken_for_that_of_another_process() {
+        let (_temporary, folder) = folder();
+        let announcement = announce(&folder, "GPU-a");
+        announcement.ended(1, "FAIL: GPU 1");
+        let burn = folder.running().remove(0);
+        drop(announcement);
+        assert_eq!(folder.running(), []);
+        let last = folder.last_ended().expect("a result");
+        assert_eq!((last.exit_code, last.answer.as_str()), (1, "FAIL: GPU 1"));
+        assert_eq!(folder.result_of(&burn), Some(last));
+        let later = RunningBurn {
+            started_ticks: burn.started_ticks + 1,
+            ..burn
+        };
+        assert_eq!(folder.result_of(&later), None);
+        folder.remove_old_logs();
+        assert_eq!(folder.last_ended(), None);
     }
 
     #[test]

@@ -1,6 +1,15 @@
-//! Standard output and standard error. Neither may be open: a closed pipe is no reason to panic or to change a verdict.
+//! Standard output and standard error. Neither may be open: a closed pipe is no reason to panic or to change a verdict. Any
+//! other error of standard output loses what a command was started for, so that the command does not exit with 0.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::Errno;
+use validator_core::findings::ExitStatus;
+use validator_core::report::HumanStyle;
+
+/// Output of this process was lost, or is not where it was requested.
+static OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
 /// When to colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -21,23 +30,64 @@ impl ColorChoice {
             Self::Always => true,
             Self::Never => false,
             // Source of the variable: https://no-color.org
-            Self::Auto => std::io::stdout().is_terminal() && !set("NO_COLOR") && !dumb(),
+            Self::Auto => io::stdout().is_terminal() && !set("NO_COLOR") && !dumb(),
         }
     }
 }
 
-/// Writes to standard output; `false` when nobody reads it any more.
+/// Writes to standard output; `false` when it took not all of it.
 pub(crate) fn to_stdout(text: &str) -> bool {
-    let mut stdout = std::io::stdout().lock();
-    stdout
+    let mut stdout = io::stdout().lock();
+    let written = stdout
         .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .is_ok()
+        .and_then(|()| stdout.flush());
+    match written {
+        Ok(()) => true,
+        Err(error) => {
+            note_error_of_stdout(&error);
+            false
+        }
+    }
+}
+
+/// A reader that ended (`| head`) has what it wants, and a program that was started without standard output wants nothing; any
+/// other error is reported once and fails the command.
+pub(crate) fn note_error_of_stdout(error: &io::Error) {
+    let is_closed = error.raw_os_error() == Some(Errno::BADF.raw_os_error());
+    if error.kind() == ErrorKind::BrokenPipe || is_closed {
+        return;
+    }
+    if !OUTPUT_LOST.swap(true, Ordering::Relaxed) {
+        to_stderr(&format!(
+            "error: standard output could not be written: {error}\n"
+        ));
+    }
+}
+
+/// Notes that a report is not where it was requested.
+pub(crate) fn note_lost_report() {
+    OUTPUT_LOST.store(true, Ordering::Relaxed);
+}
+
+/// The exit status of a command: one that lost its output does not pass.
+pub(crate) fn status_with_output(status: ExitStatus) -> ExitStatus {
+    match status {
+        ExitStatus::Passed if OUTPUT_LOST.load(Ordering::Relaxed) => ExitStatus::NotJudged,
+        status => status,
+    }
+}
+
+/// Columns of the terminal on standard output; files and pipes have a fixed width.
+pub(crate) fn width_of_stdout() -> usize {
+    let size = terminal_size::terminal_size_of(io::stdout());
+    size.map_or(HumanStyle::WIDTH_OF_PIPES, |(width, _)| {
+        usize::from(width.0)
+    })
 }
 
 /// Writes to standard error, if anybody reads it.
 pub(crate) fn to_stderr(text: &str) {
-    let mut stderr = std::io::stderr().lock();
+    let mut stderr = io::stderr().lock();
     let _ = stderr
         .write_all(text.as_bytes())
         .and_then(|()| stderr.flush());

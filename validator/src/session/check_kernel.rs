@@ -39,7 +39,8 @@ pub(crate) fn run_on_all_gpus(
     let mut runs = BTreeMap::new();
     let may_be_worked = |gpu: &GpuFacts| {
         let asked_for = session.standby.as_ref();
-        asked_for.is_none_or(|it| it.is_for(gpu, || is_hidden(gpu, facts)))
+        let index = facts.gpus.iter().position(|it| std::ptr::eq(it, gpu));
+        asked_for.is_none_or(|it| it.is_for((gpu, index), || is_hidden(gpu, facts)))
     };
     let gpus: Vec<(&GpuFacts, &String)> = facts
         .gpus

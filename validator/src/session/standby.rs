@@ -63,10 +63,17 @@ impl Standby {
         }
     }
 
-    /// Whether the burn is to work this GPU: one that was named, or else one that is not hidden.
-    pub(super) fn is_for(&self, gpu: &GpuFacts, is_hidden: impl FnOnce() -> bool) -> bool {
+    /// Whether the burn is to work this GPU: one that was named, or else one that is not hidden. NVML's index is known once all
+    /// GPUs were read: a GPU that is named by it gets ready later than one that is named by address or UUID.
+    pub(super) fn is_for(
+        &self,
+        (gpu, index): (&GpuFacts, Option<usize>),
+        is_hidden: impl FnOnce() -> bool,
+    ) -> bool {
         let names = &self.options.gpus;
-        names.iter().any(|name| is_named(gpu, name)) || (names.is_empty() && !is_hidden())
+        let is_named =
+            |name: &String| is_named(gpu, name) || (index.is_some() && name.parse().ok() == index);
+        names.iter().any(is_named) || (names.is_empty() && !is_hidden())
     }
 
     /// Has a worker for this GPU get ready, where it is certain that the GPU is to be burned.
@@ -81,7 +88,7 @@ impl Standby {
         };
         let full = workers.len() >= WORKERS_MAXIMUM || workers.contains_key(uuid);
         let stopped = interrupt.signal().is_some();
-        if !self.is_for(gpu, may_be_hidden) || is_taken || full || stopped {
+        if !self.is_for((gpu, None), may_be_hidden) || is_taken || full || stopped {
             return;
         }
         let Ok(task) = task_for(&self.options, (uuid, gpu), self.seed, true) else {

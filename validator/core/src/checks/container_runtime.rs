@@ -1,4 +1,4 @@
-//! Containers get the GPUs in the way that the profile asks for.
+//! The container runtimes pass GPUs to containers as the profile requires.
 //!
 //! ## Why
 //! Without the `nvidia` runtime, or without a CDI specification that is true, containers start and see no GPU, or ask for

@@ -1,4 +1,4 @@
-//! The driver offers the CUDA version that the profile asks for.
+//! The driver offers the CUDA version that the profile requires.
 //!
 //! ## Why
 //! `cuDriverGetVersion` is the newest CUDA whose programs run on this driver without limits. Jobs that were built for a newer

@@ -1,4 +1,4 @@
-//! Every GPU runs a small kernel and computes what the host computes.
+//! Every GPU runs a small kernel and returns the result of the host.
 //!
 //! ## Why
 //! Everything else in a report is what the driver says of a GPU. This asks the GPU itself: load a program, run it on all

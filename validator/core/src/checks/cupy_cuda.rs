@@ -1,4 +1,4 @@
-//! CuPy starts on every GPU and computes what the CPU computes.
+//! CuPy starts on every GPU and its results equal those of the CPU.
 //!
 //! ## Why
 //! CuPy has one package for each CUDA major version; two of them in one environment, or the wrong one, fail at the first array.

@@ -1,4 +1,4 @@
-//! The driver is of the version that the profile asks for.
+//! The driver has the version that the profile requires.
 //!
 //! ## Why
 //! Images and jobs are built for a driver; an older one lacks features and fixes, another branch behaves differently.

@@ -1,4 +1,4 @@
-//! Nobody else is using the GPU.
+//! No other process uses the GPU.
 //!
 //! ## Why
 //! At image build, at first boot and before a job, a process that still holds the GPU is a leftover: it takes memory

@@ -1,4 +1,4 @@
-//! The rate stays what it is while the burn lasts.
+//! The throughput is constant for the duration of the burn.
 //!
 //! ## Why
 //! A GPU whose rate comes and goes makes every other GPU of a job wait, although its mean may look right. Heat that builds up,

@@ -1,4 +1,4 @@
-//! A pod that asks for one GPU gets one, and it computes.
+//! A pod that requests one GPU gets one, and its results are correct.
 //!
 //! ## Why
 //! Everything before can be right and a user's pod still see no GPU, or all of them: the container runtime has the last

@@ -1,4 +1,4 @@
-//! A GPU that nobody uses has its memory free.
+//! The memory of an idle GPU is free.
 //!
 //! ## Why
 //! Memory that stays in use without a process is leaked: by a job that was killed and whose process hangs in the

@@ -1,4 +1,4 @@
-//! The files that the profile asks for are in the image.
+//! The files that the profile requires are in the image.
 //!
 //! ## Why
 //! What a node needs beside the driver (the validator itself, its profile, the container toolkit's configuration) comes from

@@ -1,4 +1,4 @@
-//! JAX starts on every GPU and computes what the CPU computes.
+//! JAX starts on every GPU and its results equal those of the CPU.
 //!
 //! ## Why
 //! JAX without its CUDA plugin, or with one of another version, falls back to the CPU without an error.

@@ -1,4 +1,4 @@
-//! Every GPU's free memory holds what is written to it.
+//! Every GPU's free memory returns the pattern that was written to it.
 //!
 //! ## Why
 //! A faulty cell, address line or channel returns another value than was written. ECC covers the cells and not the whole path,

@@ -1,4 +1,4 @@
-//! The node has the labels that the profile asks for.
+//! The node has the labels that the profile requires.
 //!
 //! ## Why
 //! The device plugin, exporters and GPU pods find a node by its labels. Without `nvidia.com/gpu=true` a GPU node stays

@@ -1,4 +1,4 @@
-//! The node has the taints that the profile asks for.
+//! The node has the taints that the profile requires.
 //!
 //! ## Why
 //! A GPU node without its taint is filled by pods that need no GPU, and the pods that do then find no room on it.

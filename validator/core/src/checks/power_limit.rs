@@ -1,4 +1,4 @@
-//! The power limit is what it should be.
+//! The power limit is as expected.
 //!
 //! ## Why
 //! A lowered power limit makes a GPU slower under load and leaves no other trace: the GPU works as told.

@@ -1,4 +1,4 @@
-//! Python environments are whole, start, and are what the profile demands.
+//! Python environments are complete, start, and match the profile.
 //!
 //! ## Why
 //! An environment whose interpreter is gone, whose upgrade was interrupted or whose packages do not go together fails at the

@@ -1,4 +1,4 @@
-//! The driver asks for no recovery action.
+//! The driver requests no recovery action.
 //!
 //! ## Why
 //! After a fatal error the driver itself says what the GPU needs before it can work again: a reset, a reboot, or that

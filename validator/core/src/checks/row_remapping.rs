@@ -1,4 +1,4 @@
-//! Row remapping has repaired what it had to, and has spare rows left.
+//! Row remapping succeeded and has spare rows left.
 //!
 //! ## Why
 //! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a

@@ -1,4 +1,4 @@
-//! The runtime class that GPU pods ask for is in the cluster, and this node's runtime has its handler.
+//! The runtime class that GPU pods request is in the cluster, and this node's runtime has its handler.
 //!
 //! ## Why
 //! A pod with `runtimeClassName: nvidia` is refused without the class, and with a class whose handler containerd does not

@@ -1,4 +1,4 @@
-//! systemd services are what the profile asks for.
+//! systemd services are in the state that the profile requires.
 //!
 //! ## Why
 //! A GPU node needs more than a driver: a container runtime, a metrics exporter, a device plugin. A profile names them, and

@@ -1,4 +1,4 @@
-//! TensorFlow starts on every GPU and computes what the CPU computes.
+//! TensorFlow starts on every GPU and its results equal those of the CPU.
 //!
 //! ## Why
 //! TensorFlow without its CUDA libraries skips the GPUs with one line in its log, and jobs run on the CPU.

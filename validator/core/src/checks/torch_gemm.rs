@@ -1,4 +1,4 @@
-//! PyTorch computes on every GPU what the CPU computes.
+//! GEMM results of PyTorch on every GPU equal those of the CPU.
 //!
 //! ## Why
 //! `torch.cuda.is_available()` returned true on nodes where the first kernel failed: only a result that was read back shows

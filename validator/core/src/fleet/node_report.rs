@@ -515,7 +515,7 @@ impl Cases {
         Ok(())
     }
 
-    /// The name of a GPU's test case holds its UUID; there is no serial number in a `JUnit` report.
+    /// The message of a GPU's test case names the GPU.
     fn failure(&self, verdict: &'static str, summary: String) -> Failure {
         Failure {
             verdict,

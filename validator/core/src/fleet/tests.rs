@@ -80,7 +80,7 @@ fn node(number: usize) -> Value {
         "format": 1,
         "validator_version": "0.1.0",
         "verdict": "pass",
-        "verdict_text": "PASS: this node may take work",
+        "verdict_text": "PASS: node is ready",
         "exit_code": 0,
         "simulated": null,
         "incomplete": null,

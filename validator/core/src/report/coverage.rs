@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::faults::gpu_count;
 use super::text::{counted, one_line};
+use crate::diagnosis::name_of;
 use crate::findings::{Finding, Run, Subject, Verdict};
 
 /// How much of a run was judged. A test case is one check on the host or on one GPU.
@@ -97,7 +98,7 @@ impl NotJudged {
         self.checks.iter().map(|it| it.subjects.len()).sum()
     }
 
-    /// `device_nodes; ecc_mode, ecc_errors on 8 GPUs; inforom on GPU-… (0000:3b:00.0)`; the only GPU of a run is not
+    /// `device_nodes; ecc_mode, ecc_errors on 8 GPUs; inforom on GPU 3 (0000:3b:00.0)`; the only GPU of a run is not
     /// named.
     pub(crate) fn names(&self, run: &Run) -> String {
         let only_gpu = gpu_count(&run.findings) == 1;
@@ -119,7 +120,7 @@ impl NotJudged {
                 match subjects {
                     [Subject::Host] => names,
                     [_] if only_gpu => names,
-                    [subject] => format!("{names} on {}", one_line(&subject.to_string())),
+                    [subject] => format!("{names} on {}", one_line(&name_of(subject, &run.facts))),
                     subjects => format!("{names} on {}", counted(subjects.len(), "GPU")),
                 }
             })

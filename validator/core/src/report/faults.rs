@@ -2,6 +2,8 @@
 
 use super::coverage::reason;
 use super::text::{counted, one_line};
+use crate::diagnosis::name_of;
+use crate::facts::Facts;
 use crate::findings::{Finding, Run, Subject, Verdict};
 
 /// One fault and everything that has it.
@@ -12,6 +14,7 @@ pub(crate) struct Fault<'a> {
     /// More than one where one obstacle kept several checks from looking.
     pub(crate) checks: Vec<&'a str>,
     pub(crate) subjects: Vec<&'a Subject>,
+    facts: &'a Facts,
     /// How many GPUs the run has findings about.
     gpus: usize,
 }
@@ -39,8 +42,8 @@ impl Fault<'_> {
         } else if self.subjects.len() > 1 && self.subjects.len() == self.gpus {
             vec![format!("all {}", counted(self.gpus, "GPU"))]
         } else {
-            let names = self.subjects.iter().map(|it| one_line(&it.to_string()));
-            names.collect()
+            let names = self.subjects.iter().map(|it| name_of(it, self.facts));
+            names.map(|it| one_line(&it)).collect()
         }
     }
 
@@ -67,6 +70,7 @@ pub(crate) fn faults(run: &Run) -> Vec<Fault<'_>> {
                 finding,
                 checks: vec![&finding.check],
                 subjects: vec![&finding.subject],
+                facts: &run.facts,
                 gpus,
             }),
         }

@@ -3,6 +3,7 @@
 use super::faults::faults;
 use super::text::{counted, one_line, xml};
 use super::verdict;
+use crate::diagnosis::name_of;
 use crate::findings::{ExitStatus, Run, Subject, Verdict};
 
 /// One `::error` or `::warning` for each fault, the same fault on several GPUs as one.
@@ -33,7 +34,7 @@ pub fn github_annotations(run: &Run) -> String {
             }
             let subjects = match &fault.subjects[..] {
                 [Subject::Host] => "host".to_owned(),
-                [one] => one.to_string(),
+                [one] => name_of(one, &run.facts),
                 many => counted(many.len(), "GPU"),
             };
             let checks = match &fault.checks[..] {

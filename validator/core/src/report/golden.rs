@@ -17,6 +17,7 @@ fn verbose_in_color(run: &Run) -> String {
     let style = HumanStyle {
         color: true,
         verbose: true,
+        ..HumanStyle::default()
     };
     human(run, style)
 }
@@ -66,6 +67,7 @@ fn exit_codes_of_the_samples() {
             ("simulated", ExitStatus::Passed),
             ("busy", ExitStatus::Busy),
             ("burned", ExitStatus::Failed),
+            ("fallen_off_the_bus", ExitStatus::Failed),
         ]
     );
 }
@@ -122,11 +124,66 @@ fn an_annotation_is_one_line_whatever_the_texts_hold() {
 }
 
 #[test]
-fn only_reports_of_eight_gpus_fold_them() {
+fn checks_that_pass_are_details() {
     let report = plain(&sample::healthy());
-    assert!(report.contains("8 x NVIDIA H200: 2 checks passed, 1 skipped"));
-    assert_eq!(report.matches("persistence_mode").count(), 0);
-    assert!(plain(&sample::healthy_single()).contains("persistence mode is on"));
+    assert_eq!(report.matches("persistence_mode").count(), 0, "{report}");
+    let details = verbose_in_color(&sample::healthy());
+    assert_eq!(details.matches("persistence mode is on").count(), 8);
+}
+
+#[test]
+fn eight_gpus_fit_a_terminal_of_24_lines_and_80_columns() {
+    for run in [sample::healthy(), sample::fallen_off_the_bus()] {
+        let report = human(
+            &run,
+            HumanStyle {
+                width: 80,
+                ..HumanStyle::default()
+            },
+        );
+        assert!(report.lines().count() <= 24, "{report}");
+        let longest = report.lines().map(|it| it.chars().count()).max();
+        assert!(longest <= Some(80), "{longest:?}: {report}");
+    }
+}
+
+#[test]
+fn the_answer_is_the_first_line_and_the_last_repeats_the_verdict() {
+    for (name, run) in sample::all() {
+        let report = plain(&run);
+        let word = crate::report::answer::word(&run);
+        for line in [
+            report.lines().next(),
+            report.lines().rev().find(|it| !it.starts_with("  ")),
+        ] {
+            let line = line.expect("a line");
+            let line = line.strip_prefix("SIMULATED ").unwrap_or(line);
+            assert!(line.starts_with(&format!("{word}: ")), "{name}: {line}");
+        }
+    }
+}
+
+#[test]
+fn every_width_shows_every_gpu() {
+    let run = sample::fallen_off_the_bus();
+    for width in [1, 60, 80, 120, 200, 400] {
+        let report = human(
+            &run,
+            HumanStyle {
+                width,
+                ..HumanStyle::default()
+            },
+        );
+        for gpu in &run.facts.gpus {
+            let address = gpu.pci_address.value().expect("an address");
+            assert!(
+                report
+                    .lines()
+                    .any(|line| line.contains(&format!("  {address}  "))),
+                "{width}: {report}"
+            );
+        }
+    }
 }
 
 /// What JUnit's attributes and elements say, counted by a strict parser.

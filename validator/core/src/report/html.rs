@@ -2,12 +2,13 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
 
+use super::answer::sentences;
 use super::coverage::Coverage;
 use super::faults::{Fault, faults};
 use super::node_summary::{Machine, missing};
 use super::text::{capitalized, cause_in_words, counted, one_line};
 use super::verdict;
-use crate::diagnosis::diagnose;
+use crate::diagnosis::{RootCause, diagnose, name_of};
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 
 const STYLE: &str = include_str!("html.css");
@@ -18,6 +19,7 @@ pub fn html(run: &Run) -> String {
     let machine = Machine::of(&run.facts);
     let hostname = machine.hostname.as_deref().unwrap_or("this machine");
     let simulated = run.facts.simulated.is_some();
+    let causes = diagnose(run);
     markup! {
         (DOCTYPE)
         html lang="en" {
@@ -35,10 +37,10 @@ pub fn html(run: &Run) -> String {
                     }
                     header class=(status_class(status)) {
                         h1 { @if simulated { "SIMULATED " } (verdict::word(status)) }
-                        p { (capitalized(&verdict::sentence(run))) "." }
+                        p { (capitalized(&sentences(run, &causes))) }
                         p.small { "exit code " (status as u8) }
                     }
-                    (diagnosis_list(run))
+                    (diagnosis_list(&causes))
                     (machine_table(&machine, run))
                     (missing_list(run))
                     (faults_list(run))
@@ -53,13 +55,12 @@ pub fn html(run: &Run) -> String {
     .into_string()
 }
 
-fn diagnosis_list(run: &Run) -> Markup {
-    let causes = diagnose(run);
+fn diagnosis_list(causes: &[RootCause]) -> Markup {
     markup! {
         @if !causes.is_empty() {
             h2 { "Diagnosis" }
             ol {
-                @for cause in &causes {
+                @for cause in causes {
                     li class=(class(cause.verdict)) {
                         (cause_in_words(cause)) ": " strong { (cause.recommended_action) }
                     }
@@ -175,7 +176,7 @@ fn gpu_matrix(run: &Run) -> Markup {
                     thead {
                         tr {
                             th { "check" }
-                            @for gpu in &gpus { (gpu_head(gpu)) }
+                            @for gpu in &gpus { (gpu_head(gpu, run)) }
                         }
                     }
                     tbody {
@@ -192,7 +193,7 @@ fn gpu_matrix(run: &Run) -> Markup {
     }
 }
 
-fn gpu_head(subject: &Subject) -> Markup {
+fn gpu_head(subject: &Subject, run: &Run) -> Markup {
     let Subject::Gpu(gpu) = subject else {
         return markup! { th { "host" } };
     };
@@ -201,7 +202,8 @@ fn gpu_head(subject: &Subject) -> Markup {
         .as_deref()
         .or(gpu.uuid.as_deref())
         .unwrap_or("unnamed");
-    markup! { th title=(one_line(&subject.to_string())) { (one_line(short)) } }
+    let title = format!("{}, {subject}", name_of(subject, &run.facts));
+    markup! { th title=(one_line(&title)) { (one_line(short)) } }
 }
 
 fn cell(findings: &[&Finding], check: &str, gpu: &Subject) -> Markup {

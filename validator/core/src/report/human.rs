@@ -1,230 +1,171 @@
 //! The report for a person at a terminal or in a build log.
+//!
+//! First the answer: verdict, cause, GPU and remediation. Then the GPUs, further problems, and a line of counts. Every check
+//! and the coverage by name are in the details (`-v`).
 
-use super::coverage::{Coverage, NotJudged};
-use super::faults::{Fault, faults};
+use super::answer::{action, answer, named_cause, word};
+use super::gpu_table::GpuTable;
+use super::human_details::details;
 use super::node_summary::{Machine, missing};
 use super::text::{cause_in_words, counted, one_line, wrapped};
 use super::verdict;
-use crate::diagnosis::diagnose;
-use crate::findings::{ExitStatus, Finding, GpuSubject, Run, Subject, Verdict};
-
-/// Columns after which lists of names are wrapped.
-const WIDTH: usize = 110;
+use crate::diagnosis::{RootCause, diagnose};
+use crate::findings::{Finding, Run, Verdict};
 
 /// How the report for a person looks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct HumanStyle {
     /// ANSI colours.
     pub color: bool,
     /// Every check of every GPU on a line of its own.
     pub verbose: bool,
+    /// Columns of the terminal.
+    pub width: usize,
 }
 
-/// The report for a person: one line a check, GPUs that fare alike folded, then what is wrong, the coverage statement
-/// and the verdict.
-pub fn human(run: &Run, style: HumanStyle) -> String {
-    let mut report = Page {
-        text: String::new(),
-        style,
-        check_width: run
-            .findings
-            .iter()
-            .map(|it| it.check.len())
-            .max()
-            .unwrap_or_default(),
-    };
-    for banner in verdict::banners(run) {
-        report.line(&paint(style, Color::Yellow, &banner));
+impl HumanStyle {
+    /// Columns where no terminal has a width: files and pipes get the same text everywhere.
+    pub const WIDTH_OF_PIPES: usize = 100;
+    /// On narrower terminals lines are broken by the terminal.
+    const WIDTH_MINIMUM: usize = 60;
+}
+
+impl Default for HumanStyle {
+    fn default() -> Self {
+        Self {
+            color: false,
+            verbose: false,
+            width: Self::WIDTH_OF_PIPES,
+        }
     }
-    report.head(run);
-    report.host(run);
-    report.gpus(run);
-    report.faults(run);
-    report.diagnosis(run);
-    report.missing(run);
-    report.coverage(run);
-    report.verdict(run);
-    report.text
 }
 
-struct Page {
+/// The report for a person: the answer, the GPUs, further problems, details where they are wanted, and counts.
+pub fn human(run: &Run, style: HumanStyle) -> String {
+    let causes = diagnose(run);
+    let mut page = Page {
+        text: String::new(),
+        style: HumanStyle {
+            width: style.width.max(HumanStyle::WIDTH_MINIMUM),
+            ..style
+        },
+    };
+    page.answer(run, &causes);
+    page.machine(run);
+    page.gpus(run, &causes);
+    page.missing(run);
+    page.problems(run, &causes);
+    if style.verbose {
+        details(&mut page, run);
+    }
+    page.counts(run);
+    page.text
+}
+
+pub(super) struct Page {
     text: String,
-    style: HumanStyle,
-    check_width: usize,
+    pub(super) style: HumanStyle,
 }
 
 impl Page {
-    fn line(&mut self, line: &str) {
+    pub(super) fn line(&mut self, line: &str) {
         self.text.push_str(line.trim_end());
         self.text.push('\n');
     }
 
-    fn heading(&mut self, heading: &str) {
-        let heading = paint(self.style, Color::Bold, heading);
+    fn blank(&mut self) {
         self.text.push('\n');
+    }
+
+    pub(super) fn heading(&mut self, heading: &str) {
+        let heading = self.paint(Color::Bold, heading);
+        self.blank();
         self.line(&heading);
     }
 
-    fn head(&mut self, run: &Run) {
-        for (what, value) in Machine::of(&run.facts).lines() {
-            self.line(&format!("{what:<8}  {value}"));
-        }
-        self.line(&format!(
-            "{:<8}  {}, level {}, gpu-validator {}",
-            "profile",
-            one_line(&run.profile),
-            run.level,
-            one_line(&run.facts.validator_version)
-        ));
+    /// `text` after a word in colour, wrapped; further lines begin at column 2.
+    fn after_word(&mut self, word: &str, color: Color, text: &str) {
+        let lines = wrapped(&format!("{word} {text}"), "  ", self.style.width);
+        // Escapes have no width, so that the word is painted after wrapping.
+        let rest = lines.trim_start().strip_prefix(word).unwrap_or_default();
+        let word = self.paint(color, word);
+        self.line(&format!("{word}{rest}"));
     }
 
-    fn finding(&mut self, finding: &Finding) {
-        let mut text = one_line(&finding.summary);
-        if let Some(overridden) = &finding.overridden {
-            text.extend([" [", &one_line(overridden), "]"]);
-        }
-        let width = self.check_width;
-        self.line(&format!(
-            "  {}  {:<width$}  {text}",
-            verdict_word(self.style, finding.verdict),
-            one_line(&finding.check),
-        ));
+    /// A verdict in its column and `text` in the next one, wrapped there.
+    pub(super) fn after_verdict(&mut self, verdict: Verdict, text: &str) {
+        let lines = wrapped(text, VERDICT_INDENT, self.style.width);
+        let lines = lines.strip_prefix(VERDICT_INDENT).unwrap_or(&lines);
+        self.verdict_line(verdict, lines);
     }
 
-    fn host(&mut self, run: &Run) {
-        let findings: Vec<&Finding> = run
-            .findings
-            .iter()
-            .filter(|it| it.subject == Subject::Host)
-            .collect();
-        if findings.is_empty() {
-            return;
-        }
-        self.heading("host");
-        let (skipped_alike, others) = fold_skips(&findings);
-        for finding in others {
-            self.finding(finding);
-        }
-        self.folded_skips(&skipped_alike);
+    /// A verdict in its column and one line after it.
+    pub(super) fn verdict_line(&mut self, verdict: Verdict, line: &str) {
+        let word = verdict_in_capitals(verdict);
+        let padding = " ".repeat(VERDICT_INDENT.len().saturating_sub(word.len()));
+        let word = self.paint(color_of_verdict(verdict), word);
+        self.line(&format!("{word}{padding}{line}"));
     }
 
-    /// Skips that many checks share (no GPU, turned off by the level) as one entry.
-    fn folded_skips(&mut self, groups: &[Vec<&Finding>]) {
-        for group in groups {
-            let names: Vec<String> = group.iter().map(|it| one_line(&it.check)).collect();
-            let text = format!("{}: {}", one_line(&group[0].summary), names.join(", "));
-            let word = verdict_word(self.style, Verdict::Skip);
-            let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-            let lines = wrapped(&text, &indent, WIDTH);
-            self.line(&format!("  {word}  {}", lines.trim_start()));
-        }
+    /// Lines that belong to the entry above.
+    pub(super) fn under_verdict(&mut self, text: &str) {
+        let lines = wrapped(text, VERDICT_INDENT, self.style.width);
+        self.line(&lines);
     }
 
-    fn gpus(&mut self, run: &Run) {
-        let mut gpus = by_gpu(&run.findings);
-        if gpus.is_empty() {
-            return;
+    pub(super) fn paint(&self, color: Color, text: &str) -> String {
+        if !self.style.color {
+            return text.to_owned();
         }
-        self.heading(if gpus.len() == 1 { "GPU" } else { "GPUs" });
-        if self.style.verbose || gpus.len() == 1 {
-            for (gpu, findings) in &gpus {
-                self.line(&gpu_name(gpu));
-                let (skipped_alike, others) = fold_skips(findings);
-                for finding in others {
-                    self.finding(finding);
-                }
-                self.folded_skips(&skipped_alike);
-            }
-            return;
-        }
-        let common = take_common(&mut gpus);
-        if !common.is_empty() {
-            self.line(&format!("all {}", counted(gpus.len(), "GPU")));
-            for finding in &common {
-                self.finding(finding);
-            }
-        }
-        for group in alike(&gpus) {
-            self.gpu_group(&group, !common.is_empty());
-        }
-    }
-
-    /// GPUs about which every check says the same, good news folded. `further` is said where all GPUs have a fault.
-    fn gpu_group(&mut self, group: &[&(&GpuSubject, Vec<&Finding>)], further: bool) {
-        let (good, not_good): (Vec<&Finding>, Vec<&Finding>) =
-            group[0].1.iter().partition(|it| is_good(it.verdict));
-        let verdict = if good.iter().any(|it| it.verdict == Verdict::Pass) {
-            Verdict::Pass
-        } else {
-            Verdict::Skip
+        let code = match color {
+            Color::Bold => "1",
+            Color::Dim => "2",
+            Color::Green => "32",
+            Color::Yellow => "33",
+            Color::Red => "1;31",
+            Color::Magenta => "1;35",
         };
-        let word = verdict_word(self.style, verdict);
-        let good = good_in_words(&good);
-        if not_good.is_empty() {
-            let models = model_names(group);
-            let others = if further { "otherwise " } else { "" };
-            let number = group.len();
-            self.line(&format!("  {word}  {number} x {models}: {others}{good}"));
-            return;
-        }
-        match group {
-            [(gpu, _)] => self.line(&gpu_name(gpu)),
-            _ => self.line(&wrapped(&group_name(group), "", WIDTH)),
-        }
-        for finding in not_good {
-            self.finding(finding);
-        }
-        self.line(&format!("  {word}  {good}"));
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
     }
 
-    fn faults(&mut self, run: &Run) {
-        let faults = faults(run);
-        if faults.is_empty() {
-            return;
+    fn answer(&mut self, run: &Run, causes: &[RootCause]) {
+        let answer = answer(run, causes);
+        let (word, text) = answer.split_once(": ").unwrap_or((&answer, ""));
+        self.after_word(&format!("{word}:"), color_of(run), text);
+        if let Some(cause) = named_cause(run, causes) {
+            let evidence = wrapped(&evidence(run, cause), "  ", self.style.width);
+            self.line(&evidence);
         }
-        self.heading("what to look at");
-        for fault in &faults {
-            self.fault(fault);
+        for banner in verdict::banners(run) {
+            let (word, text) = banner.split_once(": ").unwrap_or((&banner, ""));
+            self.after_word(&format!("{word}:"), Color::Yellow, text);
         }
     }
 
-    fn fault(&mut self, fault: &Fault<'_>) {
-        let finding = fault.finding;
-        let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-        let names = wrapped(&fault.names(), &indent, WIDTH);
-        self.line(&format!(
-            "  {}  {}: {}",
-            verdict_word(self.style, finding.verdict),
-            paint(self.style, Color::Bold, names.trim_start()),
-            fault.summary()
-        ));
-        for subject in fault.subject_names() {
-            self.line(&format!("{indent}on        {subject}"));
+    fn machine(&mut self, run: &Run) {
+        for line in Machine::of(&run.facts).short_lines() {
+            let line = wrapped(&line, "", self.style.width);
+            self.line(&line);
         }
-        let details = [
-            ("expected", finding.expected.as_deref()),
-            ("observed", finding.observed.as_deref()),
-            ("override", finding.overridden.as_deref()),
-            ("do", finding.remedy.as_deref()),
-            ("see", fault.documentation_url()),
-        ];
-        for (what, value) in details {
-            if let Some(value) = value {
-                self.line(&format!("{indent}{what:<8}  {}", one_line(value)));
-            }
-        }
+        let line = format!(
+            "level {}, profile {}, gpu-validator {}",
+            run.level,
+            one_line(&run.profile),
+            one_line(&run.facts.validator_version)
+        );
+        let line = wrapped(&line, "", self.style.width);
+        self.line(&line);
     }
 
-    fn diagnosis(&mut self, run: &Run) {
-        let causes = diagnose(run);
-        if causes.is_empty() {
+    fn gpus(&mut self, run: &Run, causes: &[RootCause]) {
+        let table = GpuTable::of(run, causes, self.style.width);
+        if table.rows.is_empty() {
             return;
         }
-        self.heading("diagnosis");
-        for cause in &causes {
-            let word = verdict_word(self.style, cause.verdict);
-            let action = paint(self.style, Color::Bold, cause.recommended_action.name());
-            self.line(&format!("  {word}  {action}: {}", cause_in_words(cause)));
+        self.heading(&table.head);
+        for row in table.rows {
+            let word = self.paint(color_of_verdict(row.verdict), &row.word);
+            self.line(&format!("{}{word}{}", row.before, row.after));
         }
     }
 
@@ -233,201 +174,129 @@ impl Page {
         if missing.is_empty() {
             return;
         }
-        self.heading("missing on this machine");
+        self.heading("Missing on this machine");
         for line in missing {
-            self.line(&format!("  {line}"));
+            self.line(&wrapped(&line, "  ", self.style.width));
         }
     }
 
-    fn coverage(&mut self, run: &Run) {
-        let coverage = Coverage::of(run);
-        self.heading(&format!("coverage: {}", coverage.sentence()));
-        for group in &coverage.not_judged {
-            self.not_judged(run, group);
+    /// The causes that the answer does not name.
+    fn problems(&mut self, run: &Run, causes: &[RootCause]) {
+        let named = named_cause(run, causes);
+        let others: Vec<&RootCause> = causes.iter().filter(|it| Some(*it) != named).collect();
+        if others.is_empty() {
+            return;
+        }
+        self.heading(if named.is_some() {
+            "Further problems"
+        } else {
+            "Problems"
+        });
+        for cause in others {
+            self.after_verdict(cause.verdict, &cause_in_words(cause));
+            let remediation = one_line(&remediation(cause));
+            let remediation = remediation.trim_end_matches('.');
+            self.under_verdict(&format!(
+                "Remediation: {remediation}. {}",
+                evidence(run, cause)
+            ));
         }
     }
 
-    fn not_judged(&mut self, run: &Run, group: &NotJudged) {
-        let indent = " ".repeat(2 + VERDICT_WIDTH + 2);
-        let text = format!("{}: {}", group.names(run), one_line(&group.reason));
-        let lines = wrapped(&text, &indent, WIDTH);
-        let word = verdict_word(self.style, group.verdict);
-        self.line(&format!("  {word}  {}", lines.trim_start()));
-    }
-
-    fn verdict(&mut self, run: &Run) {
-        let status = run.exit_status();
-        let color = match status {
-            ExitStatus::Passed => Color::Green,
-            ExitStatus::Failed => Color::Red,
-            _ => Color::Magenta,
-        };
+    fn counts(&mut self, run: &Run) {
+        let counts = run.counts();
+        let mut parts = vec![format!("{} passed", counts.pass)];
+        for (count, what) in [
+            (counts.fail, "failed"),
+            (counts.error, "not judged"),
+            (counts.skip, "skipped"),
+        ] {
+            if count > 0 {
+                parts.push(format!("{count} {what}"));
+            }
+        }
+        if counts.warn > 0 {
+            parts.insert(1, counted(counts.warn, "warning"));
+        }
         let simulated = if run.facts.simulated.is_some() {
             "SIMULATED "
         } else {
             ""
         };
-        let word = paint(
-            self.style,
-            color,
-            &format!("{simulated}{}", verdict::word(status)),
-        );
-        let line = format!(
-            "{word}: {} (exit code {})",
-            verdict::sentence(run),
-            status as u8
-        );
-        self.text.push('\n');
-        self.line(&line);
-    }
-}
-
-fn is_good(verdict: Verdict) -> bool {
-    matches!(verdict, Verdict::Pass | Verdict::Skip)
-}
-
-/// `24 checks passed, 3 skipped`.
-fn good_in_words(findings: &[&Finding]) -> String {
-    let passed = findings
-        .iter()
-        .filter(|it| it.verdict == Verdict::Pass)
-        .count();
-    match (passed, findings.len() - passed) {
-        (0, 0) => "nothing else was looked at".to_owned(),
-        (0, skipped) => format!("{} skipped", counted(skipped, "check")),
-        (passed, 0) => format!("{} passed", counted(passed, "check")),
-        (passed, skipped) => format!("{} passed, {skipped} skipped", counted(passed, "check")),
-    }
-}
-
-/// Takes out the faults that all GPUs share word by word and returns those of the first.
-fn take_common<'a>(gpus: &mut [(&'a GpuSubject, Vec<&'a Finding>)]) -> Vec<&'a Finding> {
-    let (_, of_first) = &gpus[0];
-    let shared = |finding: &&Finding| {
-        !is_good(finding.verdict)
-            && gpus.iter().all(|(_, findings)| {
-                findings.iter().any(|it| {
-                    it.check == finding.check
-                        && it.verdict == finding.verdict
-                        && it.summary == finding.summary
-                        && it.overridden == finding.overridden
-                })
-            })
-    };
-    let common: Vec<&Finding> = of_first.iter().copied().filter(shared).collect();
-    for (_, findings) in gpus {
-        findings.retain(|it| !common.iter().any(|common| common.check == it.check));
-    }
-    common
-}
-
-fn model_names(group: &[&(&GpuSubject, Vec<&Finding>)]) -> String {
-    let mut names: Vec<String> = group
-        .iter()
-        .map(|(gpu, _)| {
-            gpu.name
-                .as_deref()
-                .map_or_else(|| "GPU without a readable name".to_owned(), one_line)
-        })
-        .collect();
-    names.sort();
-    names.dedup();
-    names.join(" or ")
-}
-
-/// `6 x NVIDIA H200: 0000:3b:00.0, …`.
-fn group_name(group: &[&(&GpuSubject, Vec<&Finding>)]) -> String {
-    let addresses: Vec<String> = group
-        .iter()
-        .map(|(gpu, _)| match &gpu.pci_address {
-            Some(address) => one_line(address),
-            None => one_line(&gpu.to_string()),
-        })
-        .collect();
-    let models = model_names(group);
-    format!("{} x {models}: {}", group.len(), addresses.join(", "))
-}
-
-/// `NVIDIA H200  GPU-8f0c… (0000:3b:00.0)`.
-fn gpu_name(gpu: &GpuSubject) -> String {
-    let name = gpu.name.as_deref().map(one_line).unwrap_or_default();
-    one_line(&format!("{name}  {gpu}"))
-}
-
-/// Findings by GPU, in their order.
-fn by_gpu(findings: &[Finding]) -> Vec<(&GpuSubject, Vec<&Finding>)> {
-    let mut gpus: Vec<(&GpuSubject, Vec<&Finding>)> = Vec::new();
-    for finding in findings {
-        let Subject::Gpu(gpu) = &finding.subject else {
-            continue;
+        let more = if self.style.verbose {
+            ""
+        } else {
+            "; every check by name: -v"
         };
-        match gpus.iter_mut().find(|(known, _)| *known == gpu) {
-            Some((_, of_gpu)) => of_gpu.push(finding),
-            None => gpus.push((gpu, vec![finding])),
-        }
+        let text = format!(
+            "{}: {} (exit code {}){more}",
+            counted(counts.total(), "test case"),
+            parts.join(", "),
+            run.exit_status() as u8
+        );
+        self.blank();
+        self.after_word(&format!("{simulated}{}:", word(run)), color_of(run), &text);
     }
-    gpus
 }
 
-/// Groups GPUs about which every check says the same; texts of good news need not agree.
-fn alike<'a, 'b>(
-    gpus: &'b [(&'a GpuSubject, Vec<&'a Finding>)],
-) -> Vec<Vec<&'b (&'a GpuSubject, Vec<&'a Finding>)>> {
-    let same = |one: &[&Finding], other: &[&Finding]| {
-        one.len() == other.len()
-            && one.iter().zip(other).all(|(one, other)| {
-                one.check == other.check
-                    && one.verdict == other.verdict
-                    && (is_good(one.verdict) || one.summary == other.summary)
-            })
-    };
-    let mut groups: Vec<Vec<&(&GpuSubject, Vec<&Finding>)>> = Vec::new();
-    for gpu in gpus {
-        match groups.iter_mut().find(|it| same(&it[0].1, &gpu.1)) {
-            Some(group) => group.push(gpu),
-            None => groups.push(vec![gpu]),
-        }
+/// The checks of a cause, what follows from it, and what the profile changed.
+fn evidence(run: &Run, cause: &RootCause) -> String {
+    let checks = names(cause.evidence.iter().map(|it| it.check.as_str()));
+    let mut parts = vec![format!("Checks: {checks}")];
+    let consequences = names(cause.consequences.iter().map(|it| it.check.as_str()));
+    if !consequences.is_empty() {
+        parts.push(format!("consequences: {consequences}"));
     }
-    groups
+    parts.extend(overridden(run, cause).map(one_line));
+    parts.join("; ")
 }
 
-/// Takes out the skips that at least three checks share the reason of.
-fn fold_skips<'a>(findings: &[&'a Finding]) -> (Vec<Vec<&'a Finding>>, Vec<&'a Finding>) {
-    const ALIKE: usize = 3;
-    let mut groups: Vec<Vec<&Finding>> = Vec::new();
-    for finding in findings.iter().filter(|it| it.verdict == Verdict::Skip) {
-        match groups
-            .iter_mut()
-            .find(|it| it[0].summary == finding.summary)
-        {
-            Some(group) => group.push(finding),
-            None => groups.push(vec![finding]),
-        }
-    }
-    groups.retain(|it| it.len() >= ALIKE);
-    let folded = |finding: &&Finding| {
-        finding.verdict == Verdict::Skip && groups.iter().any(|it| it[0].summary == finding.summary)
-    };
-    let others = findings.iter().copied().filter(|it| !folded(it)).collect();
-    (groups, others)
+/// What to do about a problem that stands in a list.
+fn remediation(cause: &RootCause) -> String {
+    cause.remedy.clone().unwrap_or_else(|| action(cause))
 }
 
-const VERDICT_WIDTH: usize = 5;
+/// Names once each, the first ones by name.
+fn names<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    const NAMED: usize = 8;
+    let mut distinct: Vec<String> = Vec::new();
+    for name in names {
+        let name = one_line(name);
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    let further = distinct.len().saturating_sub(NAMED);
+    distinct.truncate(NAMED);
+    if further > 0 {
+        distinct.push(format!("and {further} more"));
+    }
+    distinct.join(", ")
+}
 
-/// The verdict as a fixed-width word: capitals where something must be done.
-fn verdict_word(style: HumanStyle, verdict: Verdict) -> String {
-    let (word, color) = match verdict {
-        Verdict::Pass => ("pass ", Color::Green),
-        Verdict::Skip => ("skip ", Color::Dim),
-        Verdict::Warn => ("warn ", Color::Yellow),
-        Verdict::Error => ("ERROR", Color::Magenta),
-        Verdict::Fail => ("FAIL ", Color::Red),
-    };
-    paint(style, color, word)
+/// What the profile changed of the finding that names the cause.
+fn overridden<'r>(run: &'r Run, cause: &RootCause) -> Option<&'r str> {
+    let first = cause.evidence.first()?;
+    let is_it = |it: &&Finding| it.check == first.check && it.subject == first.subject;
+    run.findings.iter().find(is_it)?.overridden.as_deref()
+}
+
+/// As wide as the longest verdict and a gap.
+const VERDICT_INDENT: &str = "       ";
+
+/// Capitals where something must be done.
+pub(super) fn verdict_in_capitals(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Skip => "skip",
+        Verdict::Warn => "WARN",
+        Verdict::Error => "ERROR",
+        Verdict::Fail => "FAIL",
+    }
 }
 
 #[derive(Clone, Copy)]
-enum Color {
+pub(super) enum Color {
     Bold,
     Dim,
     Green,
@@ -436,17 +305,21 @@ enum Color {
     Magenta,
 }
 
-fn paint(style: HumanStyle, color: Color, text: &str) -> String {
-    if !style.color {
-        return text.to_owned();
+fn color_of_verdict(verdict: Verdict) -> Color {
+    match verdict {
+        Verdict::Pass => Color::Green,
+        Verdict::Skip => Color::Dim,
+        Verdict::Warn => Color::Yellow,
+        Verdict::Error => Color::Magenta,
+        Verdict::Fail => Color::Red,
     }
-    let code = match color {
-        Color::Bold => "1",
-        Color::Dim => "2",
-        Color::Green => "32",
-        Color::Yellow => "33",
-        Color::Red => "1;31",
-        Color::Magenta => "1;35",
-    };
-    format!("\u{1b}[{code}m{text}\u{1b}[0m")
+}
+
+fn color_of(run: &Run) -> Color {
+    match word(run) {
+        "PASS" => Color::Green,
+        "WARN" => Color::Yellow,
+        "FAIL" => Color::Red,
+        _ => Color::Magenta,
+    }
 }

@@ -12,7 +12,7 @@ use super::faults::documentation_url;
 use super::node_summary::Machine;
 use super::text::{cause_in_words, one_line, xml};
 use super::verdict;
-use crate::diagnosis::{diagnose, recommended_action_of};
+use crate::diagnosis::{diagnose, gpu_of, name_of, recommended_action_of};
 use crate::findings::{Counts, Finding, GpuSubject, Run, Subject, Verdict};
 
 /// The JUnit report, UTF-8.
@@ -83,19 +83,17 @@ impl Suite<'_> {
     }
 }
 
-/// `host`, or `NVIDIA H200 GPU-… 0000:3b:00.0`, behind what the run is not.
+/// `host`, or `GPU 3 (0000:3b:00.0)`, after what the run is not.
 fn suite_name(subject: &Subject, run: &Run) -> String {
     let simulated = run.facts.simulated.as_ref().map(|_| "SIMULATED".to_owned());
     let incomplete = run.incomplete.as_ref().map(|_| "INCOMPLETE".to_owned());
-    let subject = match subject {
-        Subject::Host => "host".to_owned(),
-        Subject::Gpu(gpu) => gpu_suite_name(gpu),
-    };
+    let subject = name_of(subject, &run.facts);
     let parts = [simulated, incomplete, Some(subject)];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-fn gpu_suite_name(gpu: &GpuSubject) -> String {
+/// `NVIDIA H200 GPU-… 0000:3b:00.0`.
+fn described(gpu: &GpuSubject) -> String {
     let parts = [&gpu.name, &gpu.uuid, &gpu.pci_address];
     let known: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
     if known.is_empty() {
@@ -105,8 +103,8 @@ fn gpu_suite_name(gpu: &GpuSubject) -> String {
 }
 
 fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
-    let text = xml(&details(finding));
-    let message = attribute(&message(finding));
+    let text = xml(&details(finding, run));
+    let message = attribute(&message(finding, run));
     let type_ = if finding.busy {
         "busy".to_owned()
     } else {
@@ -137,7 +135,7 @@ fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
         let prefix = if warning { "warning: " } else { "" };
         case.set_system_out(&format!("{prefix}{text}"));
     }
-    case.set_classname(&attribute(&class_name(&finding.subject)));
+    case.set_classname(&attribute(&class_name(&finding.subject, run)));
     case.set_filepath(&attribute(&file(finding, run)));
     case
 }
@@ -148,29 +146,33 @@ fn attribute(text: &str) -> String {
 }
 
 /// What is wrong, and on which GPU: readers that annotate show no more than this.
-fn message(finding: &Finding) -> String {
+fn message(finding: &Finding, run: &Run) -> String {
     match &finding.subject {
-        Subject::Gpu(gpu) if matches!(finding.verdict, Verdict::Fail | Verdict::Error) => {
+        Subject::Gpu(_) if matches!(finding.verdict, Verdict::Fail | Verdict::Error) => {
+            let gpu = name_of(&finding.subject, &run.facts);
             format!("{gpu}: {}", finding.summary)
         }
         _ => finding.summary.clone(),
     }
 }
 
-/// Unique for each GPU: readers that compare runs take class and name for the test's identity.
-fn class_name(subject: &Subject) -> String {
-    match subject {
-        Subject::Host => "gpu-validator.host".to_owned(),
-        Subject::Gpu(
-            GpuSubject {
-                uuid: Some(name), ..
-            }
-            | GpuSubject {
-                pci_address: Some(name),
-                ..
-            },
-        ) => format!("gpu-validator.gpu.{name}"),
-        Subject::Gpu(_) => "gpu-validator.gpu.unnamed".to_owned(),
+/// Readers that compare runs take class and name for the test's identity. The PCI address is the same for a lost GPU, for the
+/// board that replaces it, and on all nodes of one type. Instances of one GPU share its address, which their UUIDs then follow.
+fn class_name(subject: &Subject, run: &Run) -> String {
+    let Subject::Gpu(gpu) = subject else {
+        return "gpu-validator.host".to_owned();
+    };
+    let at_address = |address: &String| {
+        let gpus = run.facts.gpus.iter();
+        gpus.filter(|it| it.pci_address.value() == Some(address))
+            .count()
+    };
+    match (&gpu.pci_address, &gpu.uuid) {
+        (Some(address), Some(uuid)) if at_address(address) > 1 => {
+            format!("gpu-validator.gpu.{address}.{uuid}")
+        }
+        (Some(name), _) | (None, Some(name)) => format!("gpu-validator.gpu.{name}"),
+        (None, None) => "gpu-validator.gpu.unnamed".to_owned(),
     }
 }
 
@@ -185,9 +187,11 @@ fn file(finding: &Finding, run: &Run) -> String {
 }
 
 /// Everything that the finding says, one fact a line.
-fn details(finding: &Finding) -> String {
+fn details(finding: &Finding, run: &Run) -> String {
     let subject = match &finding.subject {
-        Subject::Gpu(gpu) if finding.verdict != Verdict::Pass => Some(gpu.to_string()),
+        Subject::Gpu(_) if finding.verdict != Verdict::Pass => {
+            Some(name_of(&finding.subject, &run.facts))
+        }
         _ => None,
     };
     let parts = [
@@ -219,7 +223,7 @@ fn machine_text(run: &Run) -> String {
     let profile = one_line(&run.profile);
     lines.push(format!("profile: {profile}, level {}", run.level));
     for gpu in &run.facts.gpus {
-        let name = gpu_suite_name(&GpuSubject::of(gpu));
+        let name = described(&GpuSubject::of(gpu));
         lines.push(format!("GPU: {}", one_line(&name)));
     }
     let coverage = Coverage::of(run);
@@ -317,9 +321,29 @@ fn write_properties(
 
 /// The actions that the diagnosis recommends, then what the burn showed.
 fn properties_of(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
-    let mut properties = action_properties(suite.subject, run);
+    let mut properties = identity_properties(suite.subject, run);
+    properties.extend(action_properties(suite.subject, run));
     properties.extend(burn_properties(suite, run));
     properties
+}
+
+/// Which board stood at the address of a GPU's suite.
+fn identity_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
+    let Subject::Gpu(subject) = subject else {
+        return Vec::new();
+    };
+    let gpu = gpu_of(subject, &run.facts);
+    let values = [
+        ("gpu.index", gpu.index.map(|it| it.to_string())),
+        ("gpu.pci_address", gpu.pci_address),
+        ("gpu.uuid", gpu.uuid),
+        ("gpu.serial", gpu.serial),
+        ("gpu.name", gpu.name),
+    ];
+    let known = values
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), attribute(&value?))));
+    known.collect()
 }
 
 /// On the host's suite the action of the run and the root causes; on a GPU's suite the action of its first root cause.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::answer::sentences;
 use super::burn_rows::{BurnRow, burn_rows};
 use super::coverage::Coverage;
 use super::faults::faults;
@@ -9,7 +10,7 @@ use super::node_summary::{Machine, missing};
 use super::text::cause_in_words;
 use super::text::{capitalized, counted, markdown as escaped};
 use super::verdict;
-use crate::diagnosis::diagnose;
+use crate::diagnosis::{RootCause, diagnose};
 use crate::findings::{Run, Subject, Verdict};
 
 /// The Markdown report: the verdict first, then what is not green, the rest folded.
@@ -30,9 +31,10 @@ pub fn markdown(run: &Run) -> String {
     for banner in verdict::banners(run) {
         let _ = writeln!(page, "> **{}**\n", escaped(&banner));
     }
-    let sentence = escaped(&capitalized(&verdict::sentence(run)));
-    let _ = writeln!(page, "{sentence} (exit code {}).\n", status as u8);
-    write_diagnosis(&mut page, run);
+    let causes = diagnose(run);
+    let answer = escaped(&capitalized(&sentences(run, &causes)));
+    let _ = writeln!(page, "{answer} Exit code {}.\n", status as u8);
+    write_diagnosis(&mut page, &causes);
     for (what, value) in Machine::of(&run.facts).lines() {
         let _ = writeln!(page, "- {what}: {}", escaped(&value));
     }
@@ -50,8 +52,7 @@ pub fn markdown(run: &Run) -> String {
     page
 }
 
-fn write_diagnosis(page: &mut String, run: &Run) {
-    let causes = diagnose(run);
+fn write_diagnosis(page: &mut String, causes: &[RootCause]) {
     for (number, cause) in causes.iter().enumerate() {
         let _ = writeln!(
             page,

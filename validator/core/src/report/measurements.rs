@@ -6,7 +6,7 @@ use crate::burned;
 use crate::facts::{Facts, GpuFacts, SensorSample};
 
 /// By name, with the unit at the name's end. What was not read is absent.
-pub(super) fn of(gpu: &GpuFacts, facts: &Facts) -> BTreeMap<String, f64> {
+pub(crate) fn of(gpu: &GpuFacts, facts: &Facts) -> BTreeMap<String, f64> {
     let mut measured = Measured::default();
     measured.idle(gpu);
     if let Some(uuid) = gpu.uuid.value() {

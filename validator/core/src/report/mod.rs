@@ -4,6 +4,7 @@
 //! reports of one run can disagree.
 
 mod allocation_table;
+mod answer;
 mod burn_rows;
 mod coverage;
 mod faults;
@@ -11,9 +12,11 @@ mod fleet;
 mod github;
 #[cfg(test)]
 mod golden;
+mod gpu_table;
 mod html;
 mod html_burn;
 mod human;
+mod human_details;
 mod json;
 mod junit;
 mod markdown;
@@ -27,6 +30,7 @@ mod text;
 mod verdict;
 
 pub use allocation_table::allocation_table;
+pub use answer::answer_of;
 pub use burn_rows::BurnRow;
 pub use fleet::{FleetEntry, FleetTotals, fleet_json, fleet_line};
 pub use github::github_annotations;
@@ -36,7 +40,9 @@ pub use human::{HumanStyle, human};
 pub use json::{REPORT_FORMAT, Report, json};
 pub use junit::junit;
 pub use markdown::markdown;
+pub(crate) use measurements::of as measurements_of;
 pub use metrics::metrics;
+pub(crate) use node_summary::Machine;
 pub use node_summary::MachineGpu;
 pub use sentinel::sentinel_junit;
 pub use text::{markdown as markdown_text, one_line, printable, visible_json};

@@ -102,6 +102,35 @@ impl Machine {
         words.join(", ")
     }
 
+    /// Two lines that identify the machine; [`Self::lines`] has the rest.
+    pub(super) fn short_lines(&self) -> [String; 2] {
+        let or_not_read = |value: &Option<String>| {
+            value
+                .as_deref()
+                .map_or_else(|| "not read".to_owned(), one_line)
+        };
+        let instance = self
+            .ec2_instance_type
+            .as_deref()
+            .map(|it| format!(", EC2 {}", one_line(it)));
+        let gpus = match self.gpus_in_words().as_str() {
+            "none" => "no GPU in NVML".to_owned(),
+            gpus => gpus.to_owned(),
+        };
+        [
+            format!(
+                "{}{}",
+                or_not_read(&self.hostname),
+                instance.unwrap_or_default()
+            ),
+            format!(
+                "{gpus}, driver {}, CUDA {}",
+                or_not_read(&self.driver_version),
+                or_not_read(&self.cuda_version)
+            ),
+        ]
+    }
+
     /// Lines of (what, value) that describe the machine, for any report.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let or_not_read = |value: &Option<String>| {

@@ -381,6 +381,35 @@ pub(super) fn burned() -> Run {
     run(facts, findings)
 }
 
+/// Eight simulated GPUs, one of which fell off the bus: a line of the kernel log, and what follows from it.
+pub(super) fn fallen_off_the_bus() -> Run {
+    let mut run = healthy();
+    run.facts.simulated = Some("p5en.48xlarge+xid-79".to_owned());
+    let lost = subject(&run.facts, 1);
+    let address = run.facts.gpus[1].pci_address.value().cloned();
+    for it in &mut run.findings {
+        if it.subject == lost && it.verdict == crate::findings::Verdict::Pass {
+            let outcome =
+                Outcome::error("not read: nvmlDeviceGetName returned NVML_ERROR_GPU_IS_LOST");
+            *it = finding(&it.check, lost.clone(), outcome);
+        }
+    }
+    let evidence = crate::findings::Evidence {
+        pci_address: address.clone(),
+        verdict: crate::findings::Verdict::Fail,
+        kind: crate::cause::CauseKind::GpuLost,
+        recommended_action: crate::cause::RecommendedAction::Reboot,
+        summary: "Xid 79 (GPU has fallen off the bus), 60 s ago".to_owned(),
+        line: Some("NVRM: Xid (PCI:0000:1c:00): 79, GPU has fallen off the bus.".to_owned()),
+    };
+    let outcome = Outcome::fail("Xid 79 (GPU has fallen off the bus), 60 s ago")
+        .remedy("restart the machine")
+        .evidence(vec![evidence]);
+    run.findings
+        .push(finding("kernel_log_xid", Subject::Host, outcome));
+    run
+}
+
 /// Every sample by name.
 pub(super) fn all() -> Vec<(&'static str, Run)> {
     vec![
@@ -393,5 +422,6 @@ pub(super) fn all() -> Vec<(&'static str, Run)> {
         ("simulated", simulated()),
         ("busy", busy()),
         ("burned", burned()),
+        ("fallen_off_the_bus", fallen_off_the_bus()),
     ]
 }

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::diagnosis::RootCause;
+use crate::findings::{GpuSubject, Subject};
 
 /// A root cause on one line: `GPU 0 (0000:53:00.0): Xid 79 (GPU has fallen off the bus); explains 3 further findings`.
 pub(crate) fn cause_in_words(cause: &RootCause) -> String {
@@ -20,7 +21,26 @@ pub(crate) fn cause_in_words(cause: &RootCause) -> String {
         0 => String::new(),
         count => format!("; explains {}", counted(count, "further finding")),
     };
-    one_line(&format!("{place}{}{consequences}", cause.summary))
+    one_line(&format!("{place}{}{consequences}", cause_summary(cause)))
+}
+
+/// The summary of a root cause without the name of its GPU, which the reports write before it.
+pub(crate) fn cause_summary(cause: &RootCause) -> String {
+    let [gpu] = cause.gpus.as_slice() else {
+        return cause.summary.clone();
+    };
+    let subject = Subject::Gpu(GpuSubject {
+        uuid: gpu.uuid.clone(),
+        pci_address: gpu.pci_address.clone(),
+        name: None,
+    });
+    let by_address = gpu.pci_address.as_ref().map(|it| format!("GPU at {it}"));
+    [Some(subject.to_string()), by_address]
+        .into_iter()
+        .flatten()
+        .fold(cause.summary.clone(), |summary, name| {
+            summary.replace(&format!(" on {name}"), "")
+        })
 }
 
 /// Keeps what XML 1.0 allows and what does not end a CDATA section; every string of the JUnit report passes through here.
@@ -151,8 +171,13 @@ pub fn markdown(text: &str) -> String {
     escaped
 }
 
-/// The text as a sentence begins.
+/// The text as a sentence begins. The name of a function, a file or a setting stays as it is written.
 pub(crate) fn capitalized(text: &str) -> String {
+    let first_word = text.split(char::is_whitespace).next().unwrap_or_default();
+    let is_name = |it: char| it.is_uppercase() || it.is_ascii_digit() || "_/.(=".contains(it);
+    if first_word.contains(is_name) {
+        return text.to_owned();
+    }
     let mut characters = text.chars();
     characters.next().map_or_else(String::new, |first| {
         first.to_uppercase().chain(characters).collect()
@@ -188,7 +213,7 @@ pub(crate) fn wrapped(text: &str, indent: &str, width: usize) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{one_line, printable, visible_json, wrapped, xml};
+    use super::{capitalized, one_line, printable, visible_json, wrapped, xml};
 
     #[test]
     fn xml_shows_what_it_cannot_carry() {
@@ -249,6 +274,20 @@ mod tests {
             printable("a\n\t ^\u{1b}[2J\u{200e}"),
             "a\n\t ^\\u{1b}[2J\\u{200e}"
         );
+    }
+
+    #[test]
+    fn a_sentence_begins_with_a_capital_and_names_stay() {
+        assert_eq!(capitalized("the driver is loaded"), "The driver is loaded");
+        for name in [
+            "nvmlInit_v2 returned an error",
+            "cuInit returned 100",
+            "persistence_mode is off",
+            "/dev/nvidia0 is missing",
+            "libcuda.so.1 is missing",
+        ] {
+            assert_eq!(capitalized(name), name);
+        }
     }
 
     #[test]

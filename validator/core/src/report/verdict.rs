@@ -41,20 +41,19 @@ pub fn sentence(run: &Run) -> String {
             };
             let gpus = judged_gpus(run);
             format!(
-                "this node may take work: {} judged, none failed{warnings}",
+                "node is ready: {} judged, none failed{warnings}",
                 counted(gpus, "GPU")
             )
         }
-        ExitStatus::Failed => format!("this node must not take work: {}", named(Verdict::Fail)),
+        ExitStatus::Failed => format!("node is not ready: {}", named(Verdict::Fail)),
         ExitStatus::NotJudged if judged_gpus(run) == 0 => {
-            "nothing failed, but no GPU was judged; this node is not cleared for work".to_owned()
+            "inconclusive, no GPU was judged; node is not ready".to_owned()
         }
         ExitStatus::NotJudged if counts.error == 0 => {
-            "nothing failed, but the run is not complete; this node is not cleared for work"
-                .to_owned()
+            "inconclusive, the run is not complete; node is not ready".to_owned()
         }
         ExitStatus::NotJudged => format!(
-            "nothing failed, but not everything could be judged; this node is not cleared for work: {}",
+            "inconclusive, not everything could be judged; node is not ready: {}",
             named(Verdict::Error)
         ),
         ExitStatus::Busy => format!(
@@ -120,7 +119,8 @@ pub(crate) fn banners(run: &Run) -> Vec<String> {
         .collect()
 }
 
-fn judged_gpus(run: &Run) -> usize {
+/// GPUs on which at least one check was judged.
+pub(super) fn judged_gpus(run: &Run) -> usize {
     let mut gpus: Vec<&Subject> = run
         .findings
         .iter()

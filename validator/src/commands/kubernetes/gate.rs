@@ -12,7 +12,8 @@ use crate::commands::burn_options::BurnOfRun;
 use crate::commands::report_files::{ClaimedOutputs, ReportFiles};
 use crate::commands::report_options::ReportOptions;
 use crate::commands::run::{
-    Asked, look_and_report, probe_options, refuse_simulated, stop_on_signals,
+    Asked, look_and_report, probe_options, refuse_missing_sysroot, refuse_simulated,
+    stop_on_signals,
 };
 use crate::commands::terminal::{to_stderr, to_stdout};
 use crate::interrupt::Interrupt;
@@ -26,6 +27,7 @@ use validator_core::findings::{ExitStatus, Finding, Run, Verdict};
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 use validator_core::report::one_line;
+use validator_core::selection::Selection;
 
 /// How long the API server may take for one answer. A loaded one was seen to take 12 s.
 const API_DEADLINE: Duration = Duration::from_secs(25);
@@ -117,6 +119,7 @@ pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let _outputs = ClaimedOutputs::of(&arguments.report, arguments.facts.as_deref(), &[judged])?;
     let taint: Taint = arguments.taint.parse()?;
     let (profile, profile_name) = arguments.report.profile()?;
+    refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let closures = ClosureFile::open(arguments.state.as_deref())?;
     let cluster = Cluster {
         arguments,
@@ -279,6 +282,7 @@ fn validate(
         report: &arguments.report,
         facts: arguments.facts.as_deref(),
         forbid_simulated: arguments.report.refuses_simulated(),
+        selection: Selection::default(),
     };
     Ok(look_and_report(options, &asked, interrupt))
 }

@@ -1,0 +1,96 @@
+//! Runs of some checks only, runs that are compared, and input that configures nothing.
+
+use crate::node::{Node, said};
+
+#[test]
+fn checks_that_are_left_out_are_named_and_no_pass() {
+    let node = Node::with_fault("h200x1", "kernel-log-unreadable");
+    let ran = node.run(&["--level", "quick", "--skip", "persistence_mode", "-v"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let finding = ran.report.finding("persistence_mode");
+    assert_eq!(finding["verdict"], "skip");
+    assert_eq!(finding["summary"], "left out by --only or --skip");
+    let says = "persistence_mode left out by --only or --skip";
+    assert_eq!(ran.report.0["incomplete"], says);
+    assert!(ran.stdout.contains(says), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("persistence_mode: left out by"),
+        "the coverage names it: {}",
+        ran.stdout
+    );
+
+    // The only objection is left out, and a pass is out of reach all the same.
+    let ran = node.run(&["--level", "quick", "--only", "persistence_mode,ecc_mode"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert_eq!(ran.report.finding("ecc_mode")["verdict"], "pass");
+    assert_eq!(ran.report.finding("kernel_log_xid")["verdict"], "skip");
+
+    let wrong = said(&mut node.run_command(&["--only", "ecc_mod"]));
+    assert_eq!(wrong.0, 3);
+    assert!(wrong.2.contains("did you mean `ecc_mode`?"), "{}", wrong.2);
+}
+
+#[test]
+fn a_failure_fails_whatever_else_is_left_out() {
+    let node = Node::with("h200x1", &[], &["gpu.persistence_mode=false"]);
+    let ran = node.run(&["--level", "quick", "--only", "persistence_mode"]);
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+}
+
+#[test]
+fn two_runs_are_compared_by_facts_verdicts_and_figures() {
+    let facts = |node: &Node| {
+        let path = node.out.path("facts.json");
+        let mut run = node.run_command(&["--level", "quick", "--facts"]);
+        let (_, _, stderr) = said(run.arg(&path));
+        assert!(path.exists(), "{stderr}");
+        path
+    };
+    let healthy = Node::healthy("h200x8");
+    let faulty = Node::with("h200x8", &[], &["gpus.3.persistence_mode=false"]);
+    let (before, after) = (facts(&healthy), facts(&faulty));
+    let diff = |one: &std::path::Path, other: &std::path::Path, more: &[&str]| {
+        said(
+            healthy
+                .validator()
+                .arg("diff")
+                .arg(one)
+                .arg(other)
+                .args(more),
+        )
+    };
+    let (code, stdout, stderr) = diff(&before, &before, &[]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert_eq!(stdout, "0 verdicts, 0 facts, 0 figures differ\n");
+    let (code, stdout, _) = diff(&before, &after, &[]);
+    assert_eq!(code, 1, "{stdout}");
+    let says = "verdict  GPU 3 (0000:";
+    let line = stdout.lines().find(|it| it.starts_with(says));
+    let line = line.unwrap_or_else(|| panic!("{stdout}"));
+    assert!(line.contains("persistence_mode: pass -> fail"), "{line}");
+    let (code, stdout, _) = diff(&after, &before, &["--json"]);
+    let comparison: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(
+        (code, &comparison["is_worse"]),
+        (0, &false.into()),
+        "{stdout}"
+    );
+    let (code, _, stderr) = diff(&before, &healthy.out.path("none.json"), &[]);
+    assert_eq!(code, 3, "{stderr}");
+}
+
+#[test]
+fn an_empty_profile_and_an_unknown_variable_are_warned_of() {
+    let node = Node::healthy("h200x1");
+    let profile = node.out.write("empty.yaml", "{}\n");
+    let mut run = node.run_command(&["--level", "quick", "--profile"]);
+    run.arg(&profile).env("GPU_VALIDATOR_PROFIL", "node.yaml");
+    let ran = node.finish(&mut run);
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    for says in [
+        "is empty and requires nothing",
+        "GPU_VALIDATOR_PROFIL is no variable of gpu-validator and has no effect; did you mean GPU_VALIDATOR_PROFILE?",
+    ] {
+        assert!(ran.stderr.contains(says), "{says}: {}", ran.stderr);
+    }
+}

@@ -1,0 +1,353 @@
+//! The GPUs of a run as a table for people: one row each in PCI order, with what was measured and its limit.
+
+use super::burn_rows::{BurnRow, burn_rows};
+use super::text::one_line;
+use crate::diagnosis::{CauseGpu, RootCause};
+use crate::facts::{Facts, GpuFacts};
+use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict};
+
+/// What separates two columns.
+const GAP: &str = "  ";
+/// A name that is longer was not written by NVIDIA, and would push the figures off the terminal.
+const CELL_MAXIMUM: usize = 40;
+
+/// The table; columns that do not fit `width` and those without a value are left out.
+pub(super) struct GpuTable {
+    pub(super) head: String,
+    pub(super) rows: Vec<GpuRow>,
+}
+
+/// One GPU, its verdict apart from the text around it, so that it can be painted.
+pub(super) struct GpuRow {
+    pub(super) before: String,
+    pub(super) verdict: Verdict,
+    /// Padded to the column.
+    pub(super) word: String,
+    pub(super) after: String,
+}
+
+impl GpuTable {
+    pub(super) fn of(run: &Run, causes: &[RootCause], width: usize) -> Self {
+        let gpus = gpus_in_pci_order(run, causes);
+        let words: Vec<String> = gpus.iter().map(|it| it.word().to_owned()).collect();
+        let verdicts = Column::new("Verdict", words, Side::Left);
+        let (before, after) = columns(run, &gpus);
+        let before: Vec<Column> = before.into_iter().filter(Column::has_values).collect();
+        let mut used = verdicts.width()
+            + before
+                .iter()
+                .map(|it| it.width() + GAP.len())
+                .sum::<usize>();
+        let fits = |column: &Column| {
+            let wanted = used + GAP.len() + column.width();
+            let fits = column.has_values() && wanted <= width;
+            if fits {
+                used = wanted;
+            }
+            fits
+        };
+        let after: Vec<Column> = after.into_iter().filter(fits).collect();
+        let line = |cell: &dyn Fn(&Column) -> String, columns: &[Column]| -> Vec<String> {
+            columns.iter().map(cell).collect()
+        };
+        let head = [
+            line(&Column::head, &before),
+            vec![verdicts.head()],
+            line(&Column::head, &after),
+        ]
+        .concat()
+        .join(GAP);
+        let rows = gpus
+            .iter()
+            .enumerate()
+            .map(|(index, gpu)| {
+                let cell = |column: &Column| column.cell(index);
+                let mut before = line(&cell, &before).join(GAP);
+                before.push_str(GAP);
+                // The gap stands before each cell, and there may be none.
+                let after = [vec![String::new()], line(&cell, &after)]
+                    .concat()
+                    .join(GAP);
+                GpuRow {
+                    before,
+                    verdict: gpu.verdict,
+                    word: verdicts.cell(index),
+                    after,
+                }
+            })
+            .collect();
+        Self { head, rows }
+    }
+}
+
+/// A GPU that NVML lists, or one that a cause names and NVML does not list any more.
+struct ShownGpu<'f> {
+    name: CauseGpu,
+    facts: Option<&'f GpuFacts>,
+    verdict: Verdict,
+    busy: bool,
+}
+
+impl ShownGpu<'_> {
+    fn word(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Error if self.busy => "BUSY",
+            verdict => super::human::verdict_in_capitals(verdict),
+        }
+    }
+}
+
+fn gpus_in_pci_order<'f>(run: &'f Run, causes: &[RootCause]) -> Vec<ShownGpu<'f>> {
+    let listed = run.facts.gpus.iter().enumerate().map(|(index, gpu)| {
+        let name = CauseGpu::of(gpu, index);
+        let subject = Subject::Gpu(GpuSubject::of(gpu));
+        shown(run, causes, name, Some(gpu), Some(&subject))
+    });
+    let mut gpus: Vec<ShownGpu<'f>> = listed.collect();
+    for gpu in causes.iter().flat_map(|it| &it.gpus) {
+        if !gpus.iter().any(|it| it.name == *gpu) {
+            gpus.push(shown(run, causes, gpu.clone(), None, None));
+        }
+    }
+    let order = |it: &ShownGpu<'_>| {
+        let address = it.name.pci_address.clone();
+        (address.is_none(), address, it.name.index)
+    };
+    gpus.sort_by_key(order);
+    gpus
+}
+
+/// The worst of the findings on this GPU, and of the causes that name it: a line of the kernel log blames a GPU in a finding
+/// of the host.
+fn shown<'f>(
+    run: &Run,
+    causes: &[RootCause],
+    name: CauseGpu,
+    facts: Option<&'f GpuFacts>,
+    subject: Option<&Subject>,
+) -> ShownGpu<'f> {
+    let own = run
+        .findings
+        .iter()
+        .filter(|it| Some(&it.subject) == subject);
+    let blamed = causes.iter().filter(|it| it.gpus.contains(&name));
+    let verdict = own
+        .clone()
+        .map(|it| it.verdict)
+        .chain(blamed.map(|it| it.verdict))
+        .max()
+        .unwrap_or(Verdict::Skip);
+    let errors: Vec<&Finding> = own.filter(|it| it.verdict == Verdict::Error).collect();
+    let verdict = match verdict {
+        Verdict::Skip if judged(run, subject) => Verdict::Pass,
+        verdict => verdict,
+    };
+    ShownGpu {
+        name,
+        facts,
+        verdict,
+        busy: !errors.is_empty() && errors.iter().all(|it| it.busy),
+    }
+}
+
+fn judged(run: &Run, subject: Option<&Subject>) -> bool {
+    let mut own = run
+        .findings
+        .iter()
+        .filter(|it| Some(&it.subject) == subject);
+    own.any(|it| it.verdict.judged())
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Left,
+    Right,
+}
+
+struct Column {
+    name: String,
+    /// Empty where nothing was read.
+    cells: Vec<String>,
+    side: Side,
+}
+
+impl Column {
+    fn new(name: &str, cells: Vec<String>, side: Side) -> Self {
+        Self {
+            name: name.to_owned(),
+            cells,
+            side,
+        }
+    }
+
+    fn has_values(&self) -> bool {
+        self.cells.iter().any(|it| !it.is_empty())
+    }
+
+    fn width(&self) -> usize {
+        let cells = self.cells.iter().map(|it| it.chars().count());
+        cells
+            .max()
+            .unwrap_or_default()
+            .max(self.name.chars().count())
+    }
+
+    fn head(&self) -> String {
+        self.aligned(&self.name)
+    }
+
+    fn cell(&self, row: usize) -> String {
+        match self.cells.get(row).map(String::as_str) {
+            None | Some("") => self.aligned("-"),
+            Some(cell) => self.aligned(cell),
+        }
+    }
+
+    fn aligned(&self, text: &str) -> String {
+        let width = self.width();
+        match self.side {
+            Side::Left => format!("{text:<width$}"),
+            Side::Right => format!("{text:>width$}"),
+        }
+    }
+}
+
+/// The columns before and after the verdict, each list with the more important ones first.
+fn columns(run: &Run, gpus: &[ShownGpu<'_>]) -> (Vec<Column>, Vec<Column>) {
+    let rows = burn_rows(&run.facts);
+    let text =
+        |value: Option<&String>| value.map(|it| shortened(&one_line(it))).unwrap_or_default();
+    let named = |name: &str, side, cell: &dyn Fn(&ShownGpu<'_>) -> String| {
+        Column::new(name, gpus.iter().map(cell).collect(), side)
+    };
+    let index = |gpu: &ShownGpu<'_>| gpu.name.index.map_or_else(String::new, |it| it.to_string());
+    let before = vec![
+        named("GPU", Side::Right, &index),
+        named("Address", Side::Left, &|gpu| {
+            text(gpu.name.pci_address.as_ref())
+        }),
+        named("Serial", Side::Left, &|gpu| text(gpu.name.serial.as_ref())),
+    ];
+    let mut precisions = precisions(&rows).into_iter().map(|precision| {
+        let name = format!("{} TFLOP/s", precision.to_uppercase());
+        named(&name, Side::Right, &|gpu| throughput(gpu, precision, &rows))
+    });
+    let (power, temperature) = if rows.is_empty() {
+        ("Idle W", "Idle °C")
+    } else {
+        ("Load W", "Load °C")
+    };
+    let mut after: Vec<Column> = precisions.next().into_iter().collect();
+    after.extend([
+        named(power, Side::Right, &|gpu| power_cell(gpu, &rows)),
+        named(temperature, Side::Right, &|gpu| {
+            temperature_cell(gpu, &rows)
+        }),
+    ]);
+    after.extend(precisions);
+    after.extend([
+        named("SM MHz", Side::Right, &|gpu| sm_clock(gpu, &run.facts)),
+        named("Memory GiB", Side::Right, &memory),
+        named("UUID", Side::Left, &|gpu| text(gpu.name.uuid.as_ref())),
+    ]);
+    // One model is named above the table.
+    let model = named("Model", Side::Left, &|gpu| text(gpu.name.name.as_ref()));
+    if model.cells.iter().any(|it| it != &model.cells[0]) {
+        after.push(model);
+    }
+    (before, after)
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= CELL_MAXIMUM {
+        return text.to_owned();
+    }
+    let mut kept: String = text.chars().take(CELL_MAXIMUM - 1).collect();
+    kept.push('…');
+    kept
+}
+
+fn precisions(rows: &[BurnRow]) -> Vec<&str> {
+    let mut precisions: Vec<&str> = Vec::new();
+    for row in rows {
+        if !precisions.contains(&row.precision.as_str()) {
+            precisions.push(&row.precision);
+        }
+    }
+    precisions
+}
+
+fn rows_of<'r>(gpu: &ShownGpu<'_>, rows: &'r [BurnRow]) -> impl Iterator<Item = &'r BurnRow> {
+    let uuid = gpu.name.uuid.clone();
+    rows.iter()
+        .filter(move |it| Some(&it.gpu_uuid) == uuid.as_ref())
+}
+
+/// `660.1 (101% ref)`: the median, and its share of the model's measured reference where there is one.
+fn throughput(gpu: &ShownGpu<'_>, precision: &str, rows: &[BurnRow]) -> String {
+    let Some(row) = rows_of(gpu, rows).find(|it| it.precision == precision) else {
+        return String::new();
+    };
+    let Some(tflops) = row.tflops else {
+        return String::new();
+    };
+    let digits = if tflops < 10.0 { 3 } else { 1 };
+    match row.reference_percent {
+        Some(percent) => format!("{tflops:.digits$} ({percent:.0}% ref)"),
+        None => format!("{tflops:.digits$}"),
+    }
+}
+
+/// `694/700`: mean under load, or idle, and the limit in force.
+fn power_cell(gpu: &ShownGpu<'_>, rows: &[BurnRow]) -> String {
+    let limit = gpu.facts.and_then(|it| it.power.value());
+    if rows.is_empty() {
+        let draw = limit.and_then(|it| it.draw_mw).map(watts);
+        return of_limit(draw, limit.map(|it| watts(it.limit_mw)));
+    }
+    let row = rows_of(gpu, rows).next();
+    of_limit(
+        row.and_then(|it| it.power_w),
+        row.and_then(|it| it.power_limit_w),
+    )
+}
+
+fn watts(milliwatts: u32) -> f64 {
+    f64::from(milliwatts) / 1000.0
+}
+
+/// `59/87`: the hottest sample under load, or idle, and the temperature from which the GPU slows down.
+fn temperature_cell(gpu: &ShownGpu<'_>, rows: &[BurnRow]) -> String {
+    let read = gpu.facts.and_then(|it| it.temperature.value());
+    let limit = read.and_then(|it| it.slowdown_c.or(it.gpu_max_c));
+    let degrees = if rows.is_empty() {
+        read.map(|it| it.gpu_c)
+    } else {
+        rows_of(gpu, rows).filter_map(|it| it.temperature_c).max()
+    };
+    of_limit(degrees.map(f64::from), limit.map(f64::from))
+}
+
+fn of_limit(value: Option<f64>, limit: Option<f64>) -> String {
+    match (value, limit) {
+        (Some(value), Some(limit)) => format!("{value:.0}/{limit:.0}"),
+        (Some(value), None) => format!("{value:.0}"),
+        (None, _) => String::new(),
+    }
+}
+
+/// The median under load.
+fn sm_clock(gpu: &ShownGpu<'_>, facts: &Facts) -> String {
+    let measured = gpu.facts.map(|it| super::measurements::of(it, facts));
+    measured
+        .and_then(|it| it.get("burn_sm_clock_median_mhz").copied())
+        .map_or_else(String::new, |it| format!("{it:.0}"))
+}
+
+fn memory(gpu: &ShownGpu<'_>) -> String {
+    let memory = gpu.facts.and_then(|it| it.memory.value());
+    memory.map_or_else(String::new, |it| {
+        let tenths = it.total_bytes.saturating_mul(10) >> 30;
+        format!("{}.{}", tenths / 10, tenths % 10)
+    })
+}
