@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::owned_folder::OwnedFolder;
 
 /// Tests and simulated nodes have a folder of their own.
-const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
+pub(crate) const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
 /// The folder for files of running processes (File Hierarchy Standard), which only root may write to.
 const SYSTEM_FOLDER: &str = "/run/gpu-validator";
 

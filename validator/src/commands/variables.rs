@@ -9,7 +9,7 @@ use validator_core::report::one_line;
 const PREFIX: &str = "GPU_VALIDATOR_";
 /// Read by other code than the command line's, and by the scripts that start this program.
 const OTHERS: [&str; 3] = [
-    super::running_burns::FOLDER_VARIABLE,
+    crate::runtime_folder::FOLDER_VARIABLE,
     "GPU_VALIDATOR_HOOK_TOKEN",
     "GPU_VALIDATOR_BINARY",
 ];
