@@ -303,6 +303,10 @@ pub fn newcomers(allocation: &AllocationFacts, uuid: &str) -> BTreeSet<u32> {
         .collect()
 }
 
+/// Memory of a worker's context, beside what it allocates.
+// Source: 0.3 to 0.6 GiB, BENCHMARKS.md.
+const CONTEXT_BYTES: u64 = 600 << 20;
+
 /// Whether the planned workers of this GPU need more memory than was free before the first; `None` where that was not read.
 pub fn is_oversubscribed(allocation: &AllocationFacts, uuid: &str) -> Option<bool> {
     let free = allocation
@@ -313,8 +317,6 @@ pub fn is_oversubscribed(allocation: &AllocationFacts, uuid: &str) -> Option<boo
         .memory_free_bytes?;
     let steady = |it: &&AllocationWorker| it.phase == AllocationPhase::Steady && it.gpu() == uuid;
     let workers = allocation.workers.iter().filter(steady).count() as u64;
-    // A context takes memory beside the worker's own.
-    const CONTEXT_BYTES: u64 = 600 << 20;
     let each = allocation.plan.memory_bytes.saturating_add(CONTEXT_BYTES);
     Some(workers.saturating_mul(each) > free)
 }

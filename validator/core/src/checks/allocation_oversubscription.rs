@@ -159,7 +159,7 @@ mod tests {
             assert!(finding.summary.contains(words), "{}", finding.summary);
         }
         let refused = with(false, |run| {
-            set_detail(run, |it| it.failures.out_of_memory = 1)
+            set_detail(run, |it| it.failures.out_of_memory = 1);
         });
         assert_eq!(judge(&refused).verdict, Verdict::Fail);
     }

@@ -218,7 +218,7 @@ mod tests {
         ];
         for (end, reason) in ends {
             let findings = judge(&allocated_node_with_run(|run| {
-                run.end = Reading::Value(end)
+                run.end = Reading::Value(end);
             }));
             assert_eq!(findings[2].verdict, Verdict::Fail);
             assert_eq!(

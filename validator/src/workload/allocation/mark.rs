@@ -6,7 +6,7 @@ use crate::cuda::{CudaResult, DeviceMemory};
 /// `gpualloc` in ASCII: random data does not begin so.
 const MAGIC: u64 = u64::from_le_bytes(*b"gpualloc");
 const WORDS: usize = 3;
-const BYTES: u64 = (WORDS * size_of::<u64>()) as u64;
+const BYTES: usize = WORDS * size_of::<u64>();
 /// Places in an allocation that are marked and read: few, since each is a copy of some 10 µs.
 const PLACES: u64 = 32;
 /// The driver's own granularity of device memory, below which an allocation has one owner.
@@ -24,7 +24,7 @@ impl Mark {
     /// Whether memory that was just allocated holds the mark of another worker of the same test.
     pub(super) fn another_is_in(self, memory: &DeviceMemory<'_, '_>) -> CudaResult<bool> {
         for offset in places(memory.bytes()) {
-            let mut bytes = [0; BYTES as usize];
+            let mut bytes = [0; BYTES];
             memory.read(offset, &mut bytes)?;
             if Self::read(bytes).is_some_and(|it| it.test == self.test && it != self) {
                 return Ok(true);
@@ -40,16 +40,16 @@ impl Mark {
         Ok(())
     }
 
-    fn bytes(self) -> [u8; BYTES as usize] {
+    fn bytes(self) -> [u8; BYTES] {
         let words = [MAGIC, self.test, u64::from(self.worker)];
-        let mut bytes = [0; BYTES as usize];
+        let mut bytes = [0; BYTES];
         for (place, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
-    fn read(bytes: [u8; BYTES as usize]) -> Option<Self> {
+    fn read(bytes: [u8; BYTES]) -> Option<Self> {
         let mut words = bytes
             .chunks_exact(size_of::<u64>())
             .map(|it| it.try_into().map_or(0, u64::from_le_bytes));
@@ -65,7 +65,7 @@ fn places(bytes: u64) -> impl Iterator<Item = u64> {
     let count = pages.min(PLACES);
     (0..count)
         .map(move |place| place * pages / count * PAGE_BYTES)
-        .filter(move |offset| offset + BYTES <= bytes)
+        .filter(move |offset| offset + BYTES as u64 <= bytes)
 }
 
 /// Seed of the pattern of one operation: no other worker or operation of the test has it.
@@ -85,8 +85,8 @@ mod tests {
             worker: 11,
         };
         assert_eq!(Mark::read(mark.bytes()), Some(mark));
-        assert_eq!(Mark::read([0; BYTES as usize]), None);
-        assert_eq!(Mark::read([0xff; BYTES as usize]), None);
+        assert_eq!(Mark::read([0; BYTES]), None);
+        assert_eq!(Mark::read([0xff; BYTES]), None);
     }
 
     #[test]
