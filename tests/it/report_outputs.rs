@@ -40,9 +40,12 @@ fn reports_that_cannot_be_written_are_saved_elsewhere_and_are_no_pass() {
                 .args(["run", "--simulated-ok", "--level", "quick", "--sysroot"])
                 .arg(node.sysroot());
             let is_device = path == "/dev/full";
-            let place = |what: &str| match is_device {
-                true => path.to_owned(),
-                false => format!("{path}.{what}"),
+            let place = |what: &str| {
+                if is_device {
+                    path.to_owned()
+                } else {
+                    format!("{path}.{what}")
+                }
             };
             for option in ["--json", "--junit", "--facts"] {
                 command.arg(option).arg(place(&option[2..]));
