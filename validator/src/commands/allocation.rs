@@ -6,13 +6,13 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::burn::chosen_gpus;
-use super::burn_options::{BurnDuration, BurnMemory};
+use super::burn_options::{ALLOCATION_MEMORY, BurnDuration, WorkerMemory};
 use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
 use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
 use super::running_burns::RuntimeFolder;
 use super::terminal::to_stderr;
-use crate::plan::{AllocationOptions, AllocationProgress, MemoryShare};
+use crate::plan::{AllocationOptions, AllocationProgress};
 use crate::session::SessionOptions;
 use validator_core::facts::Facts;
 use validator_core::findings::{ExitStatus, Run};
@@ -61,28 +61,11 @@ pub(crate) struct Arguments {
     deadline_scale: f64,
 }
 
-/// Memory of a worker where none is given.
-pub(super) const ALLOCATION_MEMORY: &str = "256MiB";
 /// NVML lists 950 processes of a GPU at most.
 // Source: NVIDIA/open-gpu-kernel-modules, ctrl2080gpu.h.
 const WORKERS_MAXIMUM: i64 = 950;
 /// The checks of the test are judged from here on.
 const LEVEL: Level = Level::Extended;
-
-/// A size in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WorkerMemory(pub(super) u64);
-
-impl FromStr for WorkerMemory {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<BurnMemory>()?.0 {
-            MemoryShare::Bytes(bytes) => Ok(Self(bytes)),
-            MemoryShare::Percent(_) => Err("the memory of a worker is a size: 256MiB".to_owned()),
-        }
-    }
-}
 
 /// From 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -213,10 +196,7 @@ mod tests {
     use validator_core::facts::AllocationPhase;
 
     #[test]
-    fn sizes_and_shares_are_read_and_nonsense_is_refused() {
-        let memory = |text: &str| text.parse::<WorkerMemory>().map(|it| it.0);
-        assert_eq!(memory("1GiB"), Ok(1 << 30));
-        assert!(memory("80%").is_err() && memory("1GB").is_err());
+    fn shares_are_read_and_nonsense_is_refused() {
         let percent = |text: &str| text.parse::<Percent>().map(|it| it.0);
         assert_eq!(percent("80"), Ok(80.0));
         assert_eq!(percent("99.5%"), Ok(99.5));

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::allocation::{ALLOCATION_MEMORY, WorkerMemory};
 use crate::plan::{AllocationOptions, BurnOptions, MemoryShare};
 use validator_core::facts::Precision;
 use validator_core::level::Level;
@@ -53,6 +52,8 @@ pub(crate) struct BurnOfRun {
     allocation_memory: WorkerMemory,
 }
 
+/// Memory of a worker where none is given.
+pub(super) const ALLOCATION_MEMORY: &str = "256MiB";
 /// Of the allocation test in a run: with its other phases some 8 s, and the starts of processes, a quarter of a second each.
 const ALLOCATION_DURATION: &str = "4s";
 
@@ -176,6 +177,21 @@ impl FromStr for BurnMemory {
     }
 }
 
+/// Memory of a worker of the allocation test, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WorkerMemory(pub(super) u64);
+
+impl FromStr for WorkerMemory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<BurnMemory>()?.0 {
+            MemoryShare::Bytes(bytes) => Ok(Self(bytes)),
+            MemoryShare::Percent(_) => Err("the memory of a worker is a size: 256MiB".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,6 +224,26 @@ mod tests {
         ] {
             assert!(memory(nonsense).is_err(), "{nonsense}");
         }
+    }
+
+    #[test]
+    fn the_memory_of_a_worker_is_a_size() {
+        let memory = |text: &str| text.parse::<WorkerMemory>().map(|it| it.0);
+        assert_eq!(memory("1GiB"), Ok(1 << 30));
+        assert!(memory("80%").is_err() && memory("1GB").is_err());
+    }
+
+    #[test]
+    fn only_level_extended_tests_allocation_and_only_where_it_burns() {
+        let options = nothing_said();
+        let burn = Ok(BurnOptions::lasting(Duration::from_secs(1)));
+        let planned = |level, burn: &_| options.allocation(level, burn);
+        let whole = planned(Level::Extended, &burn).expect("a test");
+        assert_eq!(whole.duration, Duration::from_secs(4));
+        assert_eq!(whole.memory_bytes, 256 << 20);
+        assert!(planned(Level::Standard, &burn).is_err());
+        let off = Err("--no-burn was given".to_owned());
+        assert!(planned(Level::Extended, &off).is_err());
     }
 
     fn plan(

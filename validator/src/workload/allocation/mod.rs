@@ -185,7 +185,7 @@ impl PreparedAllocation<'_> {
             return;
         }
         self.detail.failures.wrong_result += 1;
-        run.mismatches += mismatches;
+        run.mismatches = run.mismatches.saturating_add(mismatches);
         let room = EXAMPLES_MAXIMUM.saturating_sub(run.first_mismatches.len());
         let examples = result.examples(&self.gpu.uuid).into_iter().take(room);
         run.first_mismatches.extend(examples);

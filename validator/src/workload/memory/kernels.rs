@@ -155,8 +155,9 @@ impl PatternResult {
         self.words[0]
     }
 
+    /// The count comes from memory that is tested, and may be any number.
     pub(in crate::workload) fn bytes_compared(&self) -> u64 {
-        self.words[1] * WORD_BYTES
+        self.words[1].saturating_mul(WORD_BYTES)
     }
 
     pub(in crate::workload) fn examples(&self, gpu: &str) -> Vec<MemoryMismatch> {
