@@ -600,7 +600,8 @@ fn a_run_that_is_asked_to_stop_leaves_reports_that_say_so() {
         assert_eq!(output.status.code(), Some(2), "SIG{name}");
         let stdout = String::from_utf8(output.stdout).expect("UTF-8");
         assert!(
-            stdout.starts_with("INCOMPLETE: signal ") && stdout.contains(&format!("(SIG{name})")),
+            stdout.starts_with("NOT JUDGED: the run is incomplete: signal ")
+                && stdout.contains(&format!("(SIG{name})")),
             "{stdout}"
         );
         let report = fs::read_to_string(junit).expect("readable");

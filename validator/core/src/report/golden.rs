@@ -164,6 +164,26 @@ fn the_answer_is_the_first_line_and_the_last_repeats_the_verdict() {
 }
 
 #[test]
+fn one_obstacle_before_several_checks_is_one_problem_with_their_names() {
+    let mut run = sample::no_gpu();
+    for finding in &mut run.findings {
+        if finding.verdict == Verdict::Error {
+            finding.summary = "kernel modules could not be read: no such file".to_owned();
+        }
+    }
+    let report = plain(&run);
+    assert_eq!(
+        report.matches("kernel modules could not be read").count(),
+        1,
+        "{report}"
+    );
+    assert!(
+        report.contains("Checks: driver_age, gpu_number"),
+        "{report}"
+    );
+}
+
+#[test]
 fn every_width_shows_every_gpu() {
     let run = sample::fallen_off_the_bus();
     for width in [1, 60, 80, 120, 200, 400] {

@@ -92,7 +92,7 @@ impl ShownGpu<'_> {
     fn word(&self) -> &'static str {
         match self.verdict {
             Verdict::Error if self.busy => "BUSY",
-            verdict => super::human::verdict_in_capitals(verdict),
+            verdict => super::page::verdict_in_capitals(verdict),
         }
     }
 }

@@ -7,38 +7,11 @@ use super::answer::{action, answer, named_cause, word};
 use super::gpu_table::GpuTable;
 use super::human_details::details;
 use super::node_summary::{Machine, missing};
+use super::page::{Color, HumanStyle, Page, color_of_verdict};
 use super::text::{cause_in_words, counted, one_line, wrapped};
 use super::verdict;
 use crate::diagnosis::{RootCause, diagnose};
-use crate::findings::{Finding, Run, Verdict};
-
-/// How the report for a person looks.
-#[derive(Clone, Copy, Debug)]
-pub struct HumanStyle {
-    /// ANSI colours.
-    pub color: bool,
-    /// Every check of every GPU on a line of its own.
-    pub verbose: bool,
-    /// Columns of the terminal.
-    pub width: usize,
-}
-
-impl HumanStyle {
-    /// Columns where no terminal has a width: files and pipes get the same text everywhere.
-    pub const WIDTH_OF_PIPES: usize = 100;
-    /// On narrower terminals lines are broken by the terminal.
-    const WIDTH_MINIMUM: usize = 60;
-}
-
-impl Default for HumanStyle {
-    fn default() -> Self {
-        Self {
-            color: false,
-            verbose: false,
-            width: Self::WIDTH_OF_PIPES,
-        }
-    }
-}
+use crate::findings::{Finding, Run};
 
 /// The report for a person: the answer, the GPUs, further problems, details where they are wanted, and counts.
 pub fn human(run: &Run, style: HumanStyle) -> String {
@@ -62,72 +35,7 @@ pub fn human(run: &Run, style: HumanStyle) -> String {
     page.text
 }
 
-pub(super) struct Page {
-    text: String,
-    pub(super) style: HumanStyle,
-}
-
 impl Page {
-    pub(super) fn line(&mut self, line: &str) {
-        self.text.push_str(line.trim_end());
-        self.text.push('\n');
-    }
-
-    fn blank(&mut self) {
-        self.text.push('\n');
-    }
-
-    pub(super) fn heading(&mut self, heading: &str) {
-        let heading = self.paint(Color::Bold, heading);
-        self.blank();
-        self.line(&heading);
-    }
-
-    /// `text` after a word in colour, wrapped; further lines begin at column 2.
-    fn after_word(&mut self, word: &str, color: Color, text: &str) {
-        let lines = wrapped(&format!("{word} {text}"), "  ", self.style.width);
-        // Escapes have no width, so that the word is painted after wrapping.
-        let rest = lines.trim_start().strip_prefix(word).unwrap_or_default();
-        let word = self.paint(color, word);
-        self.line(&format!("{word}{rest}"));
-    }
-
-    /// A verdict in its column and `text` in the next one, wrapped there.
-    pub(super) fn after_verdict(&mut self, verdict: Verdict, text: &str) {
-        let lines = wrapped(text, VERDICT_INDENT, self.style.width);
-        let lines = lines.strip_prefix(VERDICT_INDENT).unwrap_or(&lines);
-        self.verdict_line(verdict, lines);
-    }
-
-    /// A verdict in its column and one line after it.
-    pub(super) fn verdict_line(&mut self, verdict: Verdict, line: &str) {
-        let word = verdict_in_capitals(verdict);
-        let padding = " ".repeat(VERDICT_INDENT.len().saturating_sub(word.len()));
-        let word = self.paint(color_of_verdict(verdict), word);
-        self.line(&format!("{word}{padding}{line}"));
-    }
-
-    /// Lines that belong to the entry above.
-    pub(super) fn under_verdict(&mut self, text: &str) {
-        let lines = wrapped(text, VERDICT_INDENT, self.style.width);
-        self.line(&lines);
-    }
-
-    pub(super) fn paint(&self, color: Color, text: &str) -> String {
-        if !self.style.color {
-            return text.to_owned();
-        }
-        let code = match color {
-            Color::Bold => "1",
-            Color::Dim => "2",
-            Color::Green => "32",
-            Color::Yellow => "33",
-            Color::Red => "1;31",
-            Color::Magenta => "1;35",
-        };
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
-    }
-
     fn answer(&mut self, run: &Run, causes: &[RootCause]) {
         let answer = answer(run, causes);
         let (word, text) = answer.split_once(": ").unwrap_or((&answer, ""));
@@ -183,7 +91,8 @@ impl Page {
     /// The causes that the answer does not name.
     fn problems(&mut self, run: &Run, causes: &[RootCause]) {
         let named = named_cause(run, causes);
-        let others: Vec<&RootCause> = causes.iter().filter(|it| Some(*it) != named).collect();
+        let others = causes.iter().filter(|it| Some(*it) != named);
+        let others = alike_once(others);
         if others.is_empty() {
             return;
         }
@@ -192,7 +101,7 @@ impl Page {
         } else {
             "Problems"
         });
-        for cause in others {
+        for cause in &others {
             self.after_verdict(cause.verdict, &cause_in_words(cause));
             let remediation = one_line(&remediation(cause));
             let remediation = remediation.trim_end_matches('.');
@@ -239,6 +148,27 @@ impl Page {
     }
 }
 
+/// One obstacle that kept several checks from being judged is one entry with their names.
+fn alike_once<'c>(causes: impl Iterator<Item = &'c RootCause>) -> Vec<RootCause> {
+    let mut distinct: Vec<RootCause> = Vec::new();
+    for cause in causes {
+        let same = distinct.iter_mut().find(|it| {
+            it.verdict == cause.verdict
+                && it.gpus == cause.gpus
+                && it.summary == cause.summary
+                && remediation(it) == remediation(cause)
+        });
+        match same {
+            Some(same) => {
+                same.evidence.extend(cause.evidence.iter().cloned());
+                same.consequences.extend(cause.consequences.iter().cloned());
+            }
+            None => distinct.push(cause.clone()),
+        }
+    }
+    distinct
+}
+
 /// The checks of a cause, what follows from it, and what the profile changed.
 fn evidence(run: &Run, cause: &RootCause) -> String {
     let checks = names(cause.evidence.iter().map(|it| it.check.as_str()));
@@ -279,40 +209,6 @@ fn overridden<'r>(run: &'r Run, cause: &RootCause) -> Option<&'r str> {
     let first = cause.evidence.first()?;
     let is_it = |it: &&Finding| it.check == first.check && it.subject == first.subject;
     run.findings.iter().find(is_it)?.overridden.as_deref()
-}
-
-/// As wide as the longest verdict and a gap.
-const VERDICT_INDENT: &str = "       ";
-
-/// Capitals where something must be done.
-pub(super) fn verdict_in_capitals(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Skip => "skip",
-        Verdict::Warn => "WARN",
-        Verdict::Error => "ERROR",
-        Verdict::Fail => "FAIL",
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum Color {
-    Bold,
-    Dim,
-    Green,
-    Yellow,
-    Red,
-    Magenta,
-}
-
-fn color_of_verdict(verdict: Verdict) -> Color {
-    match verdict {
-        Verdict::Pass => Color::Green,
-        Verdict::Skip => Color::Dim,
-        Verdict::Warn => Color::Yellow,
-        Verdict::Error => Color::Magenta,
-        Verdict::Fail => Color::Red,
-    }
 }
 
 fn color_of(run: &Run) -> Color {

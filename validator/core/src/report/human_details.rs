@@ -2,8 +2,8 @@
 
 use super::coverage::Coverage;
 use super::faults::{Fault, faults};
-use super::human::{Color, Page};
 use super::node_summary::Machine;
+use super::page::{Color, Page};
 use super::text::one_line;
 use crate::diagnosis::gpu_of;
 use crate::facts::Facts;
