@@ -18,6 +18,8 @@ pub(super) const DRIVER_VERSION: &str = "580.95.05";
 /// Of the word that the simulated internet has in its place.
 pub(super) const CUDA_KEYRING_SHA256: &str =
     "bc4a71180870f7945155fbb02f4b0a2e3faa2a62d6d31b7039013055ed19869a";
+/// The program of `cargo xtask ami`.
+const PACKER_TASKS: &str = "packer-tasks";
 const WITHOUT_GPU: &str = "m7i.2xlarge";
 const WITH_GPU: &str = "g6.xlarge";
 pub(super) const RUNNER_VERSION: &str = "2.0.0";
@@ -242,7 +244,7 @@ impl Bake {
         instance: &Instance,
         runner_sha256: &str,
     ) -> anyhow::Result<Option<i32>> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(workspace::program(&workspace::shell()?, PACKER_TASKS)?);
         cloud.apply(&mut command)?;
         command
             .args(["ami", "build", self.template])
@@ -422,7 +424,7 @@ fn publish(cloud: &Cloud, bake: &Bake, folder: &Path) -> anyhow::Result<()> {
     const ACCOUNT: &str = "210987654321";
     let manifest = folder.join("out").join(manifest::NAME);
     let publish = || -> anyhow::Result<bool> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(workspace::program(&workspace::shell()?, PACKER_TASKS)?);
         cloud.apply(&mut command)?;
         let output = command
             .args(["ami", "publish", bake.template, "--share-with", ACCOUNT])

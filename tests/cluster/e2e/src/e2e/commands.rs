@@ -16,6 +16,7 @@ use harness::simulate::Simulator;
 use kubernetes_tasks::kubectl::Kubectl;
 use kubernetes_tasks::manifests::{self, Manifests, Overlay};
 use xtask::tools::go::HELM;
+use xtask::workspace;
 
 /// What a task ends with that could not do what it was asked for, where 1 is a verdict.
 const BAD_INPUT: i32 = xtask::EXIT_CODE_BAD_INPUT as i32;
@@ -49,7 +50,9 @@ impl<'a> Commands<'a> {
 
     /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns what it says.
     fn xtask(&self, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<String> {
-        let mut command = Command::new(std::env::current_exe()?);
+        // The program of `cargo xtask k8s`.
+        let program = workspace::program(&workspace::shell()?, "kubernetes-tasks")?;
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .env("PATH", &self.path)
