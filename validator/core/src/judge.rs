@@ -515,8 +515,7 @@ mod tests {
             ..gpu
         };
         let objections = objections(node_with(gpu));
-        assert_eq!(objections.len(), 1, "{objections:#?}");
-        assert!(objections[0].starts_with("gpu_model warn"));
+        assert!(objections.is_empty(), "{objections:#?}");
     }
 
     /// Replaces readings in the GPU's serialized form, so that a new field cannot be forgotten here.

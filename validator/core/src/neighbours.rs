@@ -38,12 +38,18 @@ pub(crate) fn idle_neighbours<'a>(gpu: &'a GpuFacts, facts: &'a Facts) -> Vec<&'
     others.filter(|it| is_idle(it)).collect()
 }
 
-/// Without a process, and without work in NVML's last sampling period where that was read: the probe leaves the utilization of
-/// GPUs without processes out.
+/// Without a process, without work in NVML's last sampling period where that was read (the probe leaves the utilization of GPUs
+/// without processes out), and with clocks that have fallen: a GPU whose job has just ended draws more for some seconds.
 fn is_idle(gpu: &GpuFacts) -> bool {
     let has_no_process = gpu.processes.value().is_some_and(Vec::is_empty);
     let utilization = gpu.utilization.value();
-    has_no_process && utilization.is_none_or(|it| it.gpu_percent == 0)
+    has_no_process && utilization.is_none_or(|it| it.gpu_percent == 0) && has_idle_clocks(gpu)
+}
+
+/// At most half of the greatest SM clock: Hopper idles at 345 of 1980 MHz (`tests/facts`), and works above half.
+fn has_idle_clocks(gpu: &GpuFacts) -> bool {
+    let clocks = gpu.clocks.value();
+    clocks.is_some_and(|it| it.max_sm_mhz.is_some_and(|max| it.sm_mhz <= max / 2))
 }
 
 #[cfg(test)]

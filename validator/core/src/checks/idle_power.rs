@@ -6,8 +6,8 @@
 //!
 //! ## How it is judged
 //! Against the median of the other idle GPUs of this model in the node, three at least: `warn` where it is more than 100 W above
-//! it, and more than six times what their spread explains. Skipped where there are fewer, where the GPU has processes or work,
-//! and where NVML has no power draw.
+//! it, and more than six times what their spread explains. A GPU is idle without a process, without work, and with an SM clock of
+//! at most half of its greatest. Skipped where fewer are idle, where the GPU itself is not, and where NVML has no power draw.
 //!
 //! ## What to do
 //! Look for work in containers and on the host, reset the GPU, and compare again. Where it stays, have its board inspected; on a
@@ -65,7 +65,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{GpuFacts, Power, Reading, Utilization};
+    use crate::facts::{Clocks, GpuFacts, Power, Reading, Utilization};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{
         healthy_node, healthy_t4, judge_check, judge_only_gpu, python_process,
@@ -74,6 +74,11 @@ mod tests {
     fn idle(gpu: &mut GpuFacts, watts: u32) {
         gpu.processes = Reading::Value(Vec::new());
         gpu.utilization = Reading::Value(Utilization::default());
+        gpu.clocks = Reading::Value(Clocks {
+            sm_mhz: 345,
+            max_sm_mhz: Some(1980),
+            ..Clocks::default()
+        });
         gpu.power = Reading::Value(Power {
             draw_mw: Some(watts * 1000),
             limit_mw: 700_000,
@@ -112,6 +117,14 @@ mod tests {
         let at_work =
             |gpu: &mut GpuFacts| gpu.processes = Reading::Value(vec![python_process(400)]);
         assert_eq!(judge(320, at_work).verdict, Verdict::Skip);
+        let just_worked = |gpu: &mut GpuFacts| {
+            gpu.clocks = Reading::Value(Clocks {
+                sm_mhz: 1980,
+                max_sm_mhz: Some(1980),
+                ..Clocks::default()
+            });
+        };
+        assert_eq!(judge(320, just_worked).verdict, Verdict::Skip);
         let mut alone = healthy_t4();
         idle(&mut alone, 320);
         assert_eq!(judge_only_gpu(&CHECK, "{}", alone).verdict, Verdict::Skip);

@@ -9,8 +9,6 @@
 //! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the greatest operating
 //!   temperature on (of the GPU, of its memory).
 //! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is left, `warn` below 5.
-//! - An idle GPU that is more than 15 °C above the median of the other idle GPUs of its model in the node (three at least), and
-//!   more than their spread explains: `warn`.
 //! - A temperature that no GPU can have is an `error`, and so is none at all where the profile limits it.
 //! - Where neither GPU nor profile names a limit (Hopper with drivers before 565) the check is skipped;
 //!   `throttle_reasons` still sees thermal slowdown.
@@ -28,7 +26,6 @@ use crate::expect::model_has;
 use crate::facts::{Facts, GpuFacts, Temperature};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
-use crate::neighbours::{idle_neighbours, median_below};
 use crate::profile::{Policy, Profile};
 use crate::tally::worst_of;
 
@@ -49,11 +46,7 @@ const TLIMIT_WARN_BELOW_C: i32 = 5;
 const REMEDY: &str =
     "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
 
-/// Healthy boards differ by less: of four idle H100s the one that had just worked was 6 °C above the others' median, of
-/// eight idle H200s the warmest 1 °C (`tests/facts`). This project's own choice.
-const IDLE_DIFFERENCE_MINIMUM_C: f64 = 15.0;
-
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
     let policy = &profile.policy;
     let by_profile =
         policy.temperature_maximum_c.is_some() || policy.memory_temperature_maximum_c.is_some();
@@ -63,27 +56,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     worst_of([
         judge_gpu(temperature, policy),
         judge_memory(temperature, policy),
-        Ok(judge_against_neighbours(temperature, gpu, facts)),
     ])
-}
-
-fn judge_against_neighbours(temperature: &Temperature, gpu: &GpuFacts, facts: &Facts) -> Outcome {
-    let degrees = |it: &GpuFacts| Some(f64::from(it.temperature.value()?.gpu_c));
-    let neighbours = idle_neighbours(gpu, facts).into_iter();
-    let others = neighbours.filter_map(degrees).collect();
-    let own = temperature.gpu_c;
-    match median_below(f64::from(own), others, IDLE_DIFFERENCE_MINIMUM_C) {
-        None => Outcome::skip("no idle neighbour is much cooler"),
-        Some(median) => Outcome::warn(format!(
-            "the idle GPU is at {own} °C, its idle neighbours at {median:.0} °C in the median"
-        ))
-        .expected(format!(
-            "at most {:.0} °C",
-            median + IDLE_DIFFERENCE_MINIMUM_C
-        ))
-        .observed(format!("{own} °C"))
-        .remedy(REMEDY),
-    }
 }
 
 fn judge_gpu(temperature: &Temperature, policy: &Policy) -> Judgement {
@@ -193,39 +166,6 @@ fn margin_left(degrees: i32, margin: i32) -> Outcome {
         .expected(format!("at least {TLIMIT_WARN_BELOW_C} degrees of margin"))
         .observed(format!("{margin} degrees"))
         .remedy(REMEDY)
-}
-
-#[cfg(test)]
-mod neighbours_tests {
-    use super::CHECK;
-    use crate::facts::{Reading, Utilization};
-    use crate::findings::Verdict;
-    use crate::test_machine::{healthy_node, judge_check};
-
-    #[test]
-    fn an_idle_gpu_that_is_far_warmer_than_its_idle_neighbours_warns() {
-        for (gpu_c, is_idle, verdict) in [
-            (54, true, Verdict::Pass),
-            (60, true, Verdict::Warn),
-            (60, false, Verdict::Pass),
-        ] {
-            let mut facts = healthy_node();
-            for (at, gpu) in facts.gpus.iter_mut().enumerate() {
-                gpu.processes = Reading::Value(Vec::new());
-                let gpu_percent = u32::from(at == 3 && !is_idle);
-                gpu.utilization = Reading::Value(Utilization {
-                    gpu_percent,
-                    memory_percent: 0,
-                });
-                let Reading::Value(temperature) = &mut gpu.temperature else {
-                    panic!("the healthy GPU has a temperature")
-                };
-                temperature.gpu_c = if at == 3 { gpu_c } else { 39 };
-            }
-            let findings = judge_check(&CHECK, &facts, "{}");
-            assert_eq!(findings[3].verdict, verdict, "{gpu_c} {is_idle}");
-        }
-    }
 }
 
 #[cfg(test)]
