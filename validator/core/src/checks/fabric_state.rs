@@ -72,17 +72,19 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         ))
 }
 
-/// The GPUs of one node are in one fabric: cluster and clique are the same.
+/// The GPUs of one node are in one fabric: cluster and clique are the same. Of several fabrics the one with most GPUs is taken
+/// for right, and where none has most, every GPU is at fault.
 fn other_fabric(gpu: &GpuFacts, fabric: &FabricState, facts: &Facts) -> Option<String> {
     let others = facts.gpus.iter().filter(|it| it.name == gpu.name);
-    let registered = others.filter_map(|it| it.fabric.value());
-    let mut registered = registered.filter(|it| it.state == "completed");
-    let differs = registered.find(|it| {
-        let clusters = it.cluster_uuid.as_ref().zip(fabric.cluster_uuid.as_ref());
-        let cliques = it.clique_id.zip(fabric.clique_id);
-        clusters.is_some_and(|(one, other)| one != other)
-            || cliques.is_some_and(|(one, other)| one != other)
-    })?;
+    let registered: Vec<&FabricState> = others
+        .filter_map(|it| it.fabric.value())
+        .filter(|it| it.state == "completed")
+        .collect();
+    let members = |of: &FabricState| registered.iter().filter(|it| is_one(it, of)).count();
+    let own = members(fabric);
+    let differs = registered
+        .iter()
+        .find(|it| !is_one(it, fabric) && members(it) >= own)?;
     Some(format!(
         "registered with clique {} of cluster {}, another GPU of this node with clique {} of cluster {}",
         in_words(fabric.clique_id),
@@ -90,6 +92,14 @@ fn other_fabric(gpu: &GpuFacts, fabric: &FabricState, facts: &Facts) -> Option<S
         in_words(differs.clique_id),
         in_words(differs.cluster_uuid.as_ref()),
     ))
+}
+
+/// What one of them does not know does not differ.
+fn is_one(one: &FabricState, other: &FabricState) -> bool {
+    let clusters = one.cluster_uuid.as_ref().zip(other.cluster_uuid.as_ref());
+    let cliques = one.clique_id.zip(other.clique_id);
+    clusters.is_none_or(|(one, other)| one == other)
+        && cliques.is_none_or(|(one, other)| one == other)
 }
 
 fn in_words(value: Option<impl std::fmt::Display>) -> String {
