@@ -269,7 +269,10 @@ fn bad_input_is_refused_with_what_was_expected() {
             ["--minimum-success", "101"],
             "a share is a number from 0 to 100",
         ),
-        (["--gpu", "GPU-x"], "no GPU GPU-x; there are: GPU-"),
+        (
+            ["--gpu", "GPU-x"],
+            "no GPU GPU-x; expected an index, PCI address or UUID of: GPU 0",
+        ),
     ] {
         let (code, _, stderr) = said(&mut command(&node, &arguments));
         assert_eq!(code, 3, "{stderr}");

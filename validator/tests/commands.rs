@@ -547,7 +547,10 @@ fn schemas_man_page_and_completions_are_there() {
     }
     let (_, man, _) = output(validator().args(["generate", "man"]));
     assert!(man.contains(".TH gpu-validator") && man.contains("COMMAND JUDGE"));
-    assert!(!man.contains("worker"), "hidden commands stay hidden");
+    assert!(
+        !man.contains("COMMAND WORKER"),
+        "hidden commands stay hidden"
+    );
     for shell in ["bash", "fish", "zsh"] {
         let (code, text, _) = output(validator().args(["generate", "completions", shell]));
         assert_eq!(code, 0);

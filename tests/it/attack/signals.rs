@@ -16,8 +16,15 @@ fn report(node: &Node) -> Value {
 #[test]
 fn sighup_leaves_a_final_report_and_no_run_file() {
     let node = Node::healthy("h200x1");
-    let mut burn = node.burn_command(&["--duration", "60s"]);
-    let child = burn.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let command = node.burn_command(&["--duration", "60s"]);
+    // Who runs the tests may ignore SIGHUP (nohup), which programs inherit.
+    let mut burn = in_place_of(&command, "env");
+    burn.arg("--default-signal=HUP").arg(command.get_program());
+    let child = burn
+        .args(command.get_args())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let child = child.expect("the validator starts");
     let runtime = node.folder().join("run");
     let run_file = runtime.join(format!("burn-{}.json", child.id()));

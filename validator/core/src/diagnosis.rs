@@ -150,7 +150,6 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
         ("gpu_pod_runs", K::Kubernetes, A::FixSoftware),
         ("gpu_reachable", K::GpuLost, A::Reboot),
         ("gpus_uniform", K::GpuConfiguration, A::Drain),
-        ("idle_power", K::PowerAndThermal, A::Drain),
         ("idle_memory", K::InUse, A::Wait),
         ("image_driver_components", K::Image, A::FixSoftware),
         ("image_files", K::Image, A::FixSoftware),

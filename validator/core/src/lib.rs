@@ -50,7 +50,6 @@ pub mod kernel_log_events;
 pub mod kernel_log_selection;
 pub mod level;
 pub mod nearest_name;
-mod neighbours;
 pub mod plan;
 pub mod profile;
 pub mod queries;

@@ -48,7 +48,6 @@ mod gpu_pod_runs;
 mod gpu_reachable;
 mod gpus_uniform;
 mod idle_memory;
-mod idle_power;
 mod image_driver_components;
 mod image_files;
 mod image_free_disk;
@@ -329,11 +328,6 @@ pub static ALL: &[Entry] = &[
         check: &idle_memory::CHECK,
         file_name: "idle_memory",
         documentation: documentation!("idle_memory"),
-    },
-    Entry {
-        check: &idle_power::CHECK,
-        file_name: "idle_power",
-        documentation: documentation!("idle_power"),
     },
     Entry {
         check: &inforom::CHECK,
