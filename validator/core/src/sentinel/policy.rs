@@ -345,10 +345,18 @@ impl Policy {
         }
         let is_recent = |it: &Time| now.saturating_sub(*it) < FALSE_ALARMS_REMEMBERED;
         self.false_alarms.retain(is_recent);
-        let doublings = u32::try_from(self.false_alarms.len()).unwrap_or(DOUBLINGS_MAXIMUM);
-        let silence = VERIFICATION * 2_u32.pow(doublings.min(DOUBLINGS_MAXIMUM));
+        let mut silence = VERIFICATION;
+        // Without a worker nothing falls silent, and there is no newcomer to be told from a false alarm: on an H100 the
+        // reference count grows for a moment as a CUDA process ends.
+        let has_workers = self.is_working();
+        if has_workers {
+            let doublings = u32::try_from(self.false_alarms.len()).unwrap_or(DOUBLINGS_MAXIMUM);
+            silence *= 2_u32.pow(doublings.min(DOUBLINGS_MAXIMUM));
+        }
         let until = now + silence;
-        self.unverified = Some(until);
+        if has_workers {
+            self.unverified = Some(until);
+        }
         for gpu in self.gpus.values_mut() {
             gpu.silent_until = gpu.silent_until.max(Some(until));
         }

@@ -318,6 +318,20 @@ fn false_alarms_cost_longer_and_longer_silence_until_the_context_is_dropped() {
     assert_eq!(world.policy.false_alarms(), 4);
 }
 
+/// On an H100 the reference count of `nvidia-uvm` grows for a moment as a process ends, when the sentinel has left the GPU.
+#[test]
+fn alarms_without_a_worker_cost_no_longer_silence() {
+    let mut world = World::new(1);
+    for _ in 0..5 {
+        world.alarm();
+        world.run(ms(100));
+    }
+    assert_eq!(world.policy.false_alarms(), 0);
+    world.run(ms(13_000));
+    assert_eq!(world.states(), [State::Working]);
+    assert_eq!(world.policy.false_alarms(), 0);
+}
+
 /// Newcomer 13: twenty short processes a second.
 #[test]
 fn short_processes_in_a_row_are_one_long_yield() {
