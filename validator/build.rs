@@ -1,5 +1,5 @@
-//! Tells the binary which commit it was built from, where git knows, writes the clients of the kubelet's
-//! sockets, and deflates the GPU kernels' images.
+//! Tells the binary which commit it was built from, where git knows, writes the clients of the
+//! kubelet's sockets, and deflates the GPU kernels' images.
 
 use std::process::Command;
 
@@ -35,7 +35,8 @@ fn built_from() -> Option<String> {
     git(&["rev-parse", "--short=12", "HEAD"])
 }
 
-/// Deflates the built kernels to where `workload/gemm/images.rs` embeds them from: a quarter of their size.
+/// Deflates the built kernels to where `workload/gemm/images.rs` embeds them from: a quarter of
+/// their size.
 fn kernel_images() {
     let built = "src/workload/gemm/built";
     println!("cargo::rerun-if-changed={built}");
@@ -56,7 +57,8 @@ fn out_folder(name: &str) -> std::path::PathBuf {
     folder
 }
 
-/// Rust code of the kubelet's interfaces, from the files that Kubernetes publishes; protox needs no protoc.
+/// Rust code of the kubelet's interfaces, from the files that Kubernetes publishes; protox needs no
+/// protoc.
 fn kubelet_clients() {
     println!("cargo::rerun-if-changed=proto");
     let files = ["deviceplugin/v1beta1.proto", "podresources/v1.proto"];

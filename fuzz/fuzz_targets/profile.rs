@@ -17,8 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
             let written = serde_yaml::to_string(&profile).expect("a profile can be written");
             match parse_profile(&written, "written.yaml") {
                 Ok(again) => assert_eq!(again, profile),
-                // The guard against nesting comes before the YAML parser and may take brackets inside of a text for
-                // nesting: such a profile is refused, never misread.
+                // The guard against nesting comes before the YAML parser and may take brackets
+                // inside of a text for nesting: such a profile is refused, never misread.
                 Err(error) => assert!(error.0.contains("nested deeper"), "{error}"),
             }
         }

@@ -1,4 +1,5 @@
-//! Writes servers and clients of the kubelet's interfaces from the same files as the validator's clients.
+//! Writes servers and clients of the kubelet's interfaces from the same files as the validator's
+//! clients.
 
 fn main() {
     const FOLDER: &str = "../../validator/proto";

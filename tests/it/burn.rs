@@ -1,4 +1,5 @@
-//! The burn on simulated nodes: what happens to one GPU, to the burn's processes, and to what a person reads of it.
+//! The burn on simulated nodes: what happens to one GPU, to the burn's processes, and to what a
+//! person reads of it.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -30,7 +31,8 @@ fn burn(node: &Node, arguments: &[&str]) -> Ran {
     node.finish(&mut command(node, arguments))
 }
 
-/// `check: verdict` of what is not green, by the number of the GPU; that of the host is not expected.
+/// `check: verdict` of what is not green, by the number of the GPU; that of the host is not
+/// expected.
 fn not_green_by_gpu(node: &Node, report: &Report) -> BTreeMap<usize, Vec<String>> {
     let (of_host, by_gpu) = not_green(node, report);
     assert!(of_host.is_empty(), "of the host: {of_host:?}");
@@ -288,8 +290,8 @@ enum StoppedAt {
     Launches(u64),
 }
 
-/// Long before anything is measured (in a driver slow enough to be met at it), while cuBLASLt takes seconds to load, while the
-/// engines are tried, and in the first sweeps.
+/// Long before anything is measured (in a driver slow enough to be met at it), while cuBLASLt takes
+/// seconds to load, while the engines are tried, and in the first sweeps.
 const STOPS: [(&str, StoppedAt); 6] = [
     ("nvml.delay_us=10000", StoppedAt::Worker("nvml")),
     ("", StoppedAt::Worker("burn")),
@@ -352,7 +354,8 @@ fn a_burn_that_is_stopped_at_any_moment_ends_within_a_second() {
     }
 }
 
-/// A worker that was stopped from outside stands for one that hangs in the driver: it promised to report and does not.
+/// A worker that was stopped from outside stands for one that hangs in the driver: it promised to
+/// report and does not.
 #[test]
 fn a_worker_that_goes_silent_is_given_up_long_before_a_slow_start_would_be() {
     let node = Node::healthy(NODE);
@@ -392,7 +395,8 @@ fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
     let says = summary(&node, &ran.report, "burn_completed", 2);
     assert!(!says.contains("stood still"), "{says}");
     assert_eq!(ran.code, 0, "{}", ran.stdout);
-    // What the sensors' process saw meanwhile has the time at which it was seen, not that at which it was heard.
+    // What the sensors' process saw meanwhile has the time at which it was seen, not that at which
+    // it was heard.
     let facts: Value = serde_json::from_str(&node.out.read("facts.json")).expect("JSON");
     for log in facts["load"]["sensors"]
         .as_object()
@@ -410,7 +414,8 @@ fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
     }
 }
 
-/// The context is made once, while the machine is looked at, and the load begins on the word that follows.
+/// The context is made once, while the machine is looked at, and the load begins on the word that
+/// follows.
 #[test]
 fn workers_are_ready_before_they_are_told_to_begin() {
     let node = Node::healthy(NODE);
@@ -434,8 +439,8 @@ fn workers_are_ready_before_they_are_told_to_begin() {
     }
 }
 
-/// The faults that come in the middle of a burn, the checks of the host and of GPU 2 that are then not green, and a part of
-/// the summary of `burn_completed`.
+/// The faults that come in the middle of a burn, the checks of the host and of GPU 2 that are then
+/// not green, and a part of the summary of `burn_completed`.
 const MID_BURN: [(&str, &[&str], &[&str], &str); 3] = [
     (
         "burn-hang",
@@ -477,7 +482,8 @@ fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
         let summary = summary(&node, &ran.report, "burn_completed", 2);
         assert!(summary.contains(says), "{fault}: {summary}");
         assert_eq!(verified(&node, &ran.report), [0, 1, 3], "{fault}");
-        // A busy host is still proving the reference when it comes, in a step that may take 12 s at this scale.
+        // A busy host is still proving the reference when it comes, in a step that may take 12 s at
+        // this scale.
         assert!(
             ran.took < Duration::from_secs(20),
             "{fault}: {:?}",
@@ -642,7 +648,8 @@ fn checked(node: &Node, report: &Report) -> Vec<usize> {
     gpus.filter(|gpu| verdicts[*gpu] == "pass").collect()
 }
 
-/// Whether a GPU is named, by its whole UUID: then nothing can hide it, and its worker need not wait for CUDA's list.
+/// Whether a GPU is named, by its whole UUID: then nothing can hide it, and its worker need not
+/// wait for CUDA's list.
 #[test]
 fn a_gpu_that_is_named_by_its_uuid_gets_ready_early() {
     let node = Node::healthy(NODE);

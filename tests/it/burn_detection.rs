@@ -1,9 +1,10 @@
-//! Whether the burn finds wrong numbers: every kind of fault, in every kernel, held against the simulator's own record of what
-//! it made wrong.
+//! Whether the burn finds wrong numbers: every kind of fault, in every kernel, held against the
+//! simulator's own record of what it made wrong.
 //!
-//! One worker process burns one GPU, without the probes and checks around it. The simulator notes each result that it spoils
-//! (`wrong-results.jsonl`); the worker must have counted as many wrong strips, no more and no fewer, and name the product, the
-//! element, the bits and the multiprocessor of the first ones.
+//! One worker process burns one GPU, without the probes and checks around it. The simulator notes
+//! each result that it spoils (`wrong-results.jsonl`); the worker must have counted as many wrong
+//! strips, no more and no fewer, and name the product, the element, the bits and the multiprocessor
+//! of the first ones.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +20,8 @@ use crate::processes::signal;
 /// A kernel, a node of one GPU, and the precision in which that kernel multiplies there.
 type Kernel = (&'static str, &'static str, &'static str);
 
-/// Every kernel, by a node of one GPU that runs it: Hopper's, those for Ampere, that for Ada, and the plain ones.
+/// Every kernel, by a node of one GPU that runs it: Hopper's, those for Ampere, that for Ada, and
+/// the plain ones.
 const KERNELS: [Kernel; 18] = [
     ("gemm_sm90a_bf16", "h200x1", "bf16"),
     ("gemm_sm90a_f16", "h200x1", "fp16"),
@@ -165,7 +167,8 @@ impl Faulty {
         }
     }
 
-    /// Products launched so far, those before the first sweep and those that are computed again among them.
+    /// Products launched so far, those before the first sweep and those that are computed again
+    /// among them.
     fn launches(&self) -> u64 {
         self.node.state().state().gpu(0).spoilable_launches()
     }
@@ -192,7 +195,8 @@ impl Faulty {
     }
 }
 
-/// Of the wrong elements that a worker names, each is in an area of its product, with the right bits and multiprocessor.
+/// Of the wrong elements that a worker names, each is in an area of its product, with the right
+/// bits and multiprocessor.
 fn check_examples(faulty: &Faulty, products: &Value, before_sweeps: u64) {
     let kernel = faulty.kernel;
     let wrong = faulty.wrong();
@@ -270,7 +274,8 @@ fn launches_before_sweeps(faulty: &Faulty, products: &Value) -> u64 {
     faulty.launches() - number(products, "products") - computed_again
 }
 
-/// Spoils results as `kinds` say, one kind after another, and compares what the worker found with what was spoiled.
+/// Spoils results as `kinds` say, one kind after another, and compares what the worker found with
+/// what was spoiled.
 fn is_found(kernel: Kernel, kinds: &[&str], memory: u64) {
     // Launches from one kind to the next: more than are under way at a time.
     const PERIOD: u64 = 64;
@@ -327,7 +332,8 @@ fn wrong_rows_tiles_and_multiprocessors_are_found_in_every_kernel() {
     in_two_threads(&cases, |(kernel, kind)| is_found(kernel, &[kind], MEDIUM));
 }
 
-/// cuBLASLt's tiles and multiprocessors are its own, so that elements are named and the multiprocessor is not.
+/// cuBLASLt's tiles and multiprocessors are its own, so that elements are named and the
+/// multiprocessor is not.
 #[test]
 fn wrong_numbers_of_cublaslt_are_found() {
     let kinds = [
@@ -347,7 +353,8 @@ fn wrong_numbers_of_cublaslt_are_found() {
 #[test]
 fn every_bit_of_every_corner_of_a_tile_is_found() {
     in_two_threads(&KERNELS, |kernel| {
-        // The first wrong products are looked into and computed again, which are launches, too; later ones are counted.
+        // The first wrong products are looked into and computed again, which are launches, too;
+        // later ones are counted.
         let first = "{kind: bit, first_launch: 0, every_launches: 12}";
         let corners = "{place: tile-corners, first_launch: 320, every_launches: 1}";
         let steps = [(64, first.to_owned()), (320, corners.to_owned())];
@@ -387,7 +394,8 @@ fn nothing_is_found_in(sweeps: u64, kernels: &[Kernel]) {
     in_two_threads(kernels, |kernel| {
         let faulty = Faulty::new(kernel, &[]);
         let started = Instant::now();
-        // As few results as there can be, of 256 x 256 elements of a word or two; a sweep goes over all of them.
+        // As few results as there can be, of 256 x 256 elements of a word or two; a sweep goes over
+        // all of them.
         let memory = faulty.words_of_element() * (1536 << 10);
         let worker = Worker::start(&faulty, memory);
         let result = 256 * 256 * 4 * faulty.words_of_element();

@@ -1,4 +1,5 @@
-//! Who multiplies in a burn: the embedded kernels or cuBLASLt, and what is said where the two disagree.
+//! Who multiplies in a burn: the embedded kernels or cuBLASLt, and what is said where the two
+//! disagree.
 
 use std::process::Stdio;
 use std::time::Duration;

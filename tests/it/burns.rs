@@ -1,4 +1,5 @@
-//! `gpu-validator burn` as a person uses it: in the background, stopped, twice at once, and the burn of `run`.
+//! `gpu-validator burn` as a person uses it: in the background, stopped, twice at once, and the
+//! burn of `run`.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};

@@ -1,6 +1,8 @@
-//! NVIDIA's own device plugin on simulated nodes: it registers with the tests' kubelet, which follows it as a real one does.
+//! NVIDIA's own device plugin on simulated nodes: it registers with the tests' kubelet, which
+//! follows it as a real one does.
 //!
-//! The plugin is not part of this project and not on a machine that runs the tests, so these are asked for by name, as root:
+//! The plugin is not part of this project and not on a machine that runs the tests, so these are
+//! asked for by name, as root:
 //! `NVIDIA_DEVICE_PLUGIN=/path/to/nvidia-device-plugin cargo test -p it -- --ignored device_plugin::`.
 
 use std::process::{Child, Command, Stdio};
@@ -34,9 +36,9 @@ impl Plugged {
         let program = std::env::var_os("NVIDIA_DEVICE_PLUGIN").expect(REASON);
         let config = node.out.write("plugin.yaml", config);
         let log = std::fs::File::create(node.out.path("plugin.log")).expect("a log");
-        // The folder of sockets and what the driver says in /proc are the node's, in a namespace of the plugin's own. The
-        // kubelet's socket is named without a slash: gRPC in Go calls the server by that name, and gRPC in Rust refuses
-        // requests to one that is no host's.
+        // The folder of sockets and what the driver says in /proc are the node's, in a namespace of
+        // the plugin's own. The kubelet's socket is named without a slash: gRPC in Go calls the
+        // server by that name, and gRPC in Rust refuses requests to one that is no host's.
         let script = "mount -t tmpfs none /var/lib && mkdir -p /var/lib/kubelet/device-plugins \
              && mount --bind \"$1/device-plugins\" /var/lib/kubelet/device-plugins \
              && mount --bind \"$2/proc/driver\" /proc/driver && shift 2 \
@@ -96,7 +98,8 @@ impl Plugged {
         self.node.run(&["--profile", profile])
     }
 
-    /// The verdicts on what the kubelet says of devices, and the summaries of those that are not right.
+    /// The verdicts on what the kubelet says of devices, and the summaries of those that are not
+    /// right.
     fn verdicts(&self, more: &str) -> Vec<String> {
         let ran = self.run(more);
         let words = [

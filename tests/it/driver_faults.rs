@@ -1,4 +1,5 @@
-//! Drivers that are absent, incomplete, stuck or crash: the rest is judged, and what was not read never passes.
+//! Drivers that are absent, incomplete, stuck or crash: the rest is judged, and what was not read
+//! never passes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -198,8 +199,8 @@ fn functions_named_in(source: &str, prefix: &str) -> BTreeSet<String> {
     words.filter(is_function).map(str::to_owned).collect()
 }
 
-/// Whichever call crashes on hardware that is healthy: nothing fails, nothing passes that did not before, and what passes
-/// altogether has lost nothing that is judged.
+/// Whichever call crashes on hardware that is healthy: nothing fails, nothing passes that did not
+/// before, and what passes altogether has lost nothing that is judged.
 fn crash_each(functions: &BTreeSet<String>, library: &str, level: &str) {
     let healthy = Node::healthy("h200x1").run(&["--level", level]);
     assert_eq!(healthy.code, 0, "{}", healthy.stdout);
@@ -210,7 +211,8 @@ fn crash_each(functions: &BTreeSet<String>, library: &str, level: &str) {
         assert_ne!(ran.code, 1, "{function}: {}", ran.stdout);
         for finding in ran.report.findings() {
             let verdict = finding["verdict"].as_str().expect("text");
-            // Without its UUID or name a GPU is another subject, so that the check alone is compared.
+            // Without its UUID or name a GPU is another subject, so that the check alone is
+            // compared.
             let check = finding["check"].as_str().expect("text");
             let is_usual = healthy.report.finding(check)["verdict"] == verdict;
             let of_library = ["nvml_library: warn", "cuda_driver_library: warn"];
@@ -247,7 +249,8 @@ fn whichever_nvml_function_crashes_nothing_fails_and_nothing_passes_unseen() {
 #[test]
 fn whichever_cuda_function_crashes_nothing_fails_and_nothing_passes_unseen() {
     let mut functions = functions_named_in("cuda/mod.rs", "cu");
-    // Of a function in two versions the newer one is called where the driver has it, as the simulated one does.
+    // Of a function in two versions the newer one is called where the driver has it, as the
+    // simulated one does.
     let all = functions.clone();
     functions.retain(|it| !all.contains(&format!("{it}_v2")));
     assert!(functions.len() > 15, "{functions:?}");
@@ -267,7 +270,8 @@ fn node_that_cuda_hangs_on(gpu: u32) -> (Scratch, Node) {
     (scratch, node)
 }
 
-/// A GPU whose worker CUDA keeps waiting. Its neighbours' workers cannot open its device node, and so do not wait with it.
+/// A GPU whose worker CUDA keeps waiting. Its neighbours' workers cannot open its device node, and
+/// so do not wait with it.
 #[test]
 fn a_gpu_that_cuda_hangs_on_is_the_only_one_that_hangs() {
     let (_scratch, node) = node_that_cuda_hangs_on(5);
@@ -287,7 +291,8 @@ fn a_gpu_that_cuda_hangs_on_is_the_only_one_that_hangs() {
     assert_eq!(kernels, (0..8).map(expected).collect::<Vec<_>>());
 }
 
-/// What CUDA says of all GPUs is not waited for where the worker of the GPU that is burned has shown that it works.
+/// What CUDA says of all GPUs is not waited for where the worker of the GPU that is burned has
+/// shown that it works.
 #[test]
 fn a_burn_does_not_wait_for_cuda_to_get_past_another_gpu() {
     let (_scratch, node) = node_that_cuda_hangs_on(5);
@@ -401,7 +406,8 @@ fn make_unopenable(node: &Node, folder: &str) {
     std::os::unix::fs::symlink(path.file_name().expect("a name"), &path).expect("a link to itself");
 }
 
-/// Where the driver's own list cannot be opened, NVML's minor numbers say which nodes there should be.
+/// Where the driver's own list cannot be opened, NVML's minor numbers say which nodes there should
+/// be.
 #[test]
 fn device_nodes_are_judged_by_nvml_where_the_drivers_list_is_hidden() {
     let node = Node::healthy("p5.48xlarge");

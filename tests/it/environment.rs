@@ -1,6 +1,7 @@
-//! `gpu-validator environment` and its checks: real virtual environments, a conda-like prefix, images, and a stand-in for torch
-//! that uses the simulated driver. torch itself is not installed here: its wheels for `x86_64` Linux with and without CUDA that
-//! the package index has are larger than what a test may fetch.
+//! `gpu-validator environment` and its checks: real virtual environments, a conda-like prefix,
+//! images, and a stand-in for torch that uses the simulated driver. torch itself is not installed
+//! here: its wheels for `x86_64` Linux with and without CUDA that the package index has are larger
+//! than what a test may fetch.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -540,7 +541,8 @@ fn a_node_without_environments_is_as_quick_and_quiet_as_before() {
     assert_eq!(ran.stderr, "");
 }
 
-/// The seed's two environments: the machine's own Python, which has no torch, and a conda environment, which has one.
+/// The seed's two environments: the machine's own Python, which has no torch, and a conda
+/// environment, which has one.
 #[test]
 fn two_environments_are_judged_each() {
     let node = Node::healthy("h200x8");
@@ -567,7 +569,8 @@ fn two_environments_are_judged_each() {
     assert_eq!(finding(&value, "torch_gemm")["verdict"], "pass");
 }
 
-/// The working and the failing examples of the seed, in an environment that the validator has proven.
+/// The working and the failing examples of the seed, in an environment that the validator has
+/// proven.
 #[test]
 fn programs_of_the_seed_run_and_a_dead_one_says_why() {
     let node = Node::healthy("h200x8");
@@ -592,7 +595,8 @@ fn programs_of_the_seed_run_and_a_dead_one_says_why() {
          print(f'RESULT:{c.cpu().tolist()}')",
     );
     assert_eq!((code, &stdout[..]), (0, "RESULT:[4.0, 6.0]\n"), "{stderr}");
-    // Many processes one after another, each with a matrix program of many lines: all results arrive.
+    // Many processes one after another, each with a matrix program of many lines: all results
+    // arrive.
     let pythons: Vec<PathBuf> = (0..6)
         .map(|number| torch_venv(&node.out, &format!("venv{number}"), ""))
         .collect();

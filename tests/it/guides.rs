@@ -1,4 +1,5 @@
-//! The guides in docs/: every command in them is run here, is a step of CI, or says what it needs that is not here.
+//! The guides in docs/: every command in them is run here, is a step of CI, or says what it needs
+//! that is not here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +27,8 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A line of a block without a language, and whether the guide says that it needs more than a checkout.
+/// A line of a block without a language, and whether the guide says that it needs more than a
+/// checkout.
 struct GuideCommand {
     line: String,
     is_marked: bool,
@@ -114,7 +116,8 @@ impl Machine {
                 .status();
             assert!(copied.expect("cp runs").success());
         }
-        // The nodes are simulated, which only the command line can accept; and the hooks' settings are a file's.
+        // The nodes are simulated, which only the command line can accept; and the hooks' settings
+        // are a file's.
         let settings = format!(
             "GPU_VALIDATOR_HOOK_BURN=0\nGPU_VALIDATOR_HOOK_STATE={}\n",
             root.path("var/lib/gpu-validator").display()
@@ -166,7 +169,8 @@ impl Machine {
     }
 }
 
-/// Whether it is what a step of CI or of the nightly workflow runs, from its first word on, or names steps of CI.
+/// Whether it is what a step of CI or of the nightly workflow runs, from its first word on, or
+/// names steps of CI.
 fn is_step_of_ci(line: &str) -> bool {
     let steps = read("xtask/src/ci.rs");
     let nightly = read("workflows/nightly.yml");

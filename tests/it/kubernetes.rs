@@ -1,4 +1,5 @@
-//! Simulated nodes in a cluster of the tests' own: what the checks say of it, and what the gate tells it.
+//! Simulated nodes in a cluster of the tests' own: what the checks say of it, and what the gate
+//! tells it.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -358,7 +359,8 @@ fn a_kubelet_that_is_required_and_absent_is_an_error() {
 fn the_gate_opens_a_node_that_passes_with_exactly_its_rights() {
     let cluster = Cluster::healthy("h200x1");
     let role = said(validator().args(["kubernetes", "rbac", "gate"]));
-    // The API's checks need more; without a kubelet and without being required they ask for nothing.
+    // The API's checks need more; without a kubelet and without being required they ask for
+    // nothing.
     let yaml = role
         .1
         .lines()

@@ -1,4 +1,5 @@
-//! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask` around it.
+//! The integration tests: the real binary on simulated nodes and recorded facts, and `cargo xtask`
+//! around it.
 
 mod allocation;
 mod api_server_tls;

@@ -15,8 +15,9 @@ pub(crate) fn executable() -> &'static Path {
     static EXECUTABLE: OnceLock<PathBuf> = OnceLock::new();
     EXECUTABLE.get_or_init(|| {
         let status = Command::new(env!("CARGO"))
-            // The workspace's choice of features, which `cargo test --workspace` has built already: with those of the
-            // package alone, thirty crates and the validator itself would be compiled once more.
+            // The workspace's choice of features, which `cargo test --workspace` has built already:
+            // with those of the package alone, thirty crates and the validator itself would be
+            // compiled once more.
             .args(["build", "--quiet", "--workspace", "--bin", "gpu-validator"])
             .status();
         assert!(
@@ -30,8 +31,8 @@ pub(crate) fn executable() -> &'static Path {
     })
 }
 
-/// The validator as it is started on a machine without any NVIDIA library, and without what the caller's environment
-/// would change.
+/// The validator as it is started on a machine without any NVIDIA library, and without what the
+/// caller's environment would change.
 pub(crate) fn validator() -> Command {
     let mut command = Command::new(executable());
     for (name, _) in std::env::vars_os() {
@@ -113,7 +114,8 @@ impl Node {
         Self::with(name, &[fault], &[])
     }
 
-    /// A node with faults by their names, and with changes such as `nvml.hang=[nvmlDeviceGetTemperature]`.
+    /// A node with faults by their names, and with changes such as
+    /// `nvml.hang=[nvmlDeviceGetTemperature]`.
     pub(crate) fn with(name: &str, faults: &[&str], changes: &[&str]) -> Self {
         let out = Scratch::new();
         let owned =

@@ -15,7 +15,8 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn is_gone(&self) -> bool {
-        // A zombie runs no more; who reaps it, when its parent was killed, is not the validator's to say.
+        // A zombie runs no more; who reaps it, when its parent was killed, is not the validator's
+        // to say.
         arguments(self.pid).is_empty()
     }
 }
@@ -33,7 +34,8 @@ pub(crate) fn environment_of(pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What `/proc` tells of a process in a file of texts, of which each ends with a zero; nothing of one that is gone.
+/// What `/proc` tells of a process in a file of texts, of which each ends with a zero; nothing of
+/// one that is gone.
 fn texts(pid: u32, file: &str) -> Vec<String> {
     let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -72,7 +74,8 @@ pub(crate) fn signal(pid: u32, name: &str) {
     assert!(sent.is_ok_and(|it| it.success()), "kill -s {name} {pid}");
 }
 
-/// Has these processes stand still for so long, as when a job is suspended or a virtual machine paused.
+/// Has these processes stand still for so long, as when a job is suspended or a virtual machine
+/// paused.
 pub(crate) fn suspend(pids: &[u32], time: Duration) {
     for pid in pids {
         signal(*pid, "STOP");

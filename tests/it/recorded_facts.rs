@@ -1,5 +1,5 @@
-//! Facts and profiles as files: judged elsewhere they give the same reports, made anonymous they give the same verdicts,
-//! and files that are none are refused.
+//! Facts and profiles as files: judged elsewhere they give the same reports, made anonymous they
+//! give the same verdicts, and files that are none are refused.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -330,7 +330,8 @@ fn files_that_are_no_facts_are_refused() {
     }
 }
 
-/// The paths of all readings that hold a value; of the entries of a list, those of the first stand for all.
+/// The paths of all readings that hold a value; of the entries of a list, those of the first stand
+/// for all.
 fn readings(facts: &Value, path: &str, found: &mut Vec<String>) {
     match facts {
         Value::Object(map) => {
@@ -367,7 +368,8 @@ fn a_reading_that_is_taken_out_never_passes() {
     std::fs::create_dir(&fleet).expect("made");
     let mut paths = Vec::new();
     readings(&whole, "", &mut paths);
-    // The second reading repeats the first; that none of its values goes missing unseen is a property test of the judge.
+    // The second reading repeats the first; that none of its values goes missing unseen is a
+    // property test of the judge.
     paths.retain(|it| !it.starts_with("/after_load"));
     assert!(paths.len() > 60, "a node has more readings than {paths:?}");
     for path in &paths {
@@ -404,8 +406,8 @@ fn of_any_gpu(name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// What may be missing without a profile that speaks of it. They are listed so that a check which stops to read a value, or
-/// passes without it, is seen.
+/// What may be missing without a profile that speaks of it. They are listed so that a check which
+/// stops to read a value, or passes without it, is seen.
 const READINGS_THAT_MAY_BE_MISSING: [&str; 21] = [
     // host.cuda_toolkits has it, too, and is judged.
     "environment.toolkits.0.version",

@@ -1,4 +1,5 @@
-//! Where reports go and what is in them, whatever the folder, the locale, the CI service and the node's own texts are.
+//! Where reports go and what is in them, whatever the folder, the locale, the CI service and the
+//! node's own texts are.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -215,7 +216,8 @@ fn facts_are_not_judged_at_a_level_above_their_own() {
     }
 }
 
-/// How a command can mount a file system that only it sees: as root, else as root of a user namespace.
+/// How a command can mount a file system that only it sees: as root, else as root of a user
+/// namespace.
 fn private_mounts() -> Option<&'static [&'static str]> {
     let ways: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
     ways.into_iter().find(|way| {

@@ -1,4 +1,5 @@
-//! `gpu-validator run --target ssh://…` and `--targets` against a real sshd on loopback: the binary copies itself there.
+//! `gpu-validator run --target ssh://…` and `--targets` against a real sshd on loopback: the binary
+//! copies itself there.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +27,8 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The temporary folder that standard error names, `copying gpu-validator (… MB) to gpu-under-test:/tmp/…`.
+/// The temporary folder that standard error names,
+/// `copying gpu-validator (… MB) to gpu-under-test:/tmp/…`.
 fn remote_folder(stderr: &str) -> &str {
     let line = stderr
         .lines()

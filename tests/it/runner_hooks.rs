@@ -1,5 +1,5 @@
-//! The hooks of a CI runner, started as the runner starts them, on simulated nodes: jobs that leak, GPUs that fail, the
-//! quarantine and GitHub's API.
+//! The hooks of a CI runner, started as the runner starts them, on simulated nodes: jobs that leak,
+//! GPUs that fail, the quarantine and GitHub's API.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -43,8 +43,8 @@ impl Runner {
         self.out.path("state")
     }
 
-    /// `bash -e HOOK`, with the variables that a runner gives its hooks. Source: GitHub Actions documentation, running
-    /// scripts before or after a job.
+    /// `bash -e HOOK`, with the variables that a runner gives its hooks. Source: GitHub Actions
+    /// documentation, running scripts before or after a job.
     fn hook_command(&self, node: &Node, hook: &str) -> Command {
         let script = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../workflows/hooks")
@@ -81,8 +81,8 @@ impl Runner {
         command
     }
 
-    /// The validator as an administrator installs it for simulated nodes: no variable accepts those, and the settings of the
-    /// hooks are a file's.
+    /// The validator as an administrator installs it for simulated nodes: no variable accepts
+    /// those, and the settings of the hooks are a file's.
     fn binary(&self, node: &Node) -> PathBuf {
         let (state, sysroot) = (self.state(), node.sysroot());
         let mut settings = format!(
@@ -285,7 +285,8 @@ fn a_leftover_of_another_user_is_named_and_left_alone() {
     }
 }
 
-/// The hook in a PID namespace of its own, as in a container: NVML still gives the numbers of outside.
+/// The hook in a PID namespace of its own, as in a container: NVML still gives the numbers of
+/// outside.
 fn in_own_pid_namespace(hook: &Command, before: &str) -> Command {
     let mut command = in_place_of(hook, "unshare");
     let words: Vec<_> = hook.get_args().map(|it| it.to_string_lossy()).collect();
@@ -584,7 +585,8 @@ fn a_quarantine_that_cannot_be_told_or_kept_lets_nobody_in() {
         "{stdout}"
     );
 
-    // The folder cannot be made, and the GPU fails: the job is stopped, and it is said that later ones are not.
+    // The folder cannot be made, and the GPU fails: the job is stopped, and it is said that later
+    // ones are not.
     let faulty = Node::with_fault("h200x1", "ecc-volatile-uncorrectable");
     let runner = quick().with("GPU_VALIDATOR_HOOK_STATE", "/proc/no-such-folder");
     let (code, stdout, _) = runner.pre_job(&faulty);

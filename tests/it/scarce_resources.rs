@@ -1,4 +1,5 @@
-//! A process that gets less from its machine than it needs: what it could not look at is an error, never a pass nor a fail.
+//! A process that gets less from its machine than it needs: what it could not look at is an error,
+//! never a pass nor a fail.
 
 use std::process::Command;
 

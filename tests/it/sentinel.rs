@@ -232,7 +232,8 @@ fn a_listed_process_gets_the_gpu_and_the_others_go_on() {
     assert_eq!(sentinel.interrupt().0, 0);
 }
 
-/// A real CUDA process: it opens nvidia-uvm, so that all GPUs fall silent; it takes one, and the other resumes.
+/// A real CUDA process: it opens nvidia-uvm, so that all GPUs fall silent; it takes one, and the
+/// other resumes.
 #[test]
 fn a_cuda_process_silences_all_gpus_and_takes_one() {
     let node = Node::healthy("h200x8");

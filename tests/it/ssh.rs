@@ -1,4 +1,5 @@
-//! `cargo xtask validate-ami --target ssh://…` against a real sshd on loopback, with a stand-in for the validator.
+//! `cargo xtask validate-ami --target ssh://…` against a real sshd on loopback, with a stand-in for
+//! the validator.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -140,7 +141,8 @@ impl Server {
         self.folder.path("reports")
     }
 
-    /// Kills the processes that serve connections, not the one that listens: what a lost connection looks like.
+    /// Kills the processes that serve connections, not the one that listens: what a lost connection
+    /// looks like.
     fn drop_connections(&self) {
         let serving = sshd_processes_below(self.sshd.id());
         assert!(!serving.is_empty(), "no connection was there to be lost");
@@ -165,7 +167,8 @@ impl Drop for Server {
     }
 }
 
-/// One connection is served by one or two processes, depending on who logs in; what runs in the session is not listed.
+/// One connection is served by one or two processes, depending on who logs in; what runs in the
+/// session is not listed.
 fn sshd_processes_below(parent: u32) -> Vec<u32> {
     let output = Command::new("pgrep")
         .args(["-P", &parent.to_string()])

@@ -22,9 +22,11 @@ struct Running<'node> {
 }
 
 impl<'node> Running<'node> {
-    /// Starts a run and waits until its reports are those after `stage`, and a worker for `task` is there.
+    /// Starts a run and waits until its reports are those after `stage`, and a worker for `task` is
+    /// there.
     fn start(node: &'node Node, stage: &str, task: &str) -> Self {
-        // Where CUDA does not start in the probe, each GPU's kernel would be tried all the same, and hang again.
+        // Where CUDA does not start in the probe, each GPU's kernel would be tried all the same,
+        // and hang again.
         let level = if task == "cuda" { "quick" } else { "standard" };
         let child = node
             .run_command(&["--level", level, "--junit"])

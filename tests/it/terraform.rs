@@ -1,4 +1,5 @@
-//! `cargo xtask tf`: what is asked of terraform, and of the user, with a stand-in for terraform that writes down its calls.
+//! `cargo xtask tf`: what is asked of terraform, and of the user, with a stand-in for terraform
+//! that writes down its calls.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,5 @@
-//! `cargo xtask validate-ami --ami` against moto, which answers for AWS on loopback; the instance is a loopback sshd and
-//! the validator a stand-in.
+//! `cargo xtask validate-ami --ami` against moto, which answers for AWS on loopback; the instance
+//! is a loopback sshd and the validator a stand-in.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -139,7 +139,8 @@ impl Account {
             .collect()
     }
 
-    /// xtask with an `aws` in front of the real one that writes down its calls and does `after` each.
+    /// xtask with an `aws` in front of the real one that writes down its calls and does `after`
+    /// each.
     fn xtask(&self, arguments: &[&str], name: &str, after: &str) -> Command {
         let aws = tools().join("aws-cli/bin/aws");
         let calls = self.calls(name);
@@ -281,7 +282,8 @@ fn one_instance_is_launched_safely_judged_and_terminated() {
     assert!(!user_data.contains("PRIVATE KEY"), "{user_data}");
 }
 
-/// How a run ends whose process is killed after each of its calls to AWS, and while the validator runs.
+/// How a run ends whose process is killed after each of its calls to AWS, and while the validator
+/// runs.
 #[test]
 fn killed_at_every_step_and_swept_after_nothing_is_left() {
     let account = Account::prepare();
@@ -318,7 +320,8 @@ fn killed_at_every_step_and_swept_after_nothing_is_left() {
             stderr(&output)
         );
     }
-    // While the validator runs: it kills the xtask that started it, and not through any call to AWS.
+    // While the validator runs: it kills the xtask that started it, and not through any call to
+    // AWS.
     let pid_file = folder.path("xtask.pid");
     let killer = folder.write_executable(
         "killer",
@@ -454,7 +457,8 @@ fn three_at_once(account: &Account, name: &str) -> Child {
         .expect("xtask runs");
     let reports = account.reports(name);
     for instance_type in ["g6.xlarge", "g4dn.xlarge", "g5.xlarge"] {
-        // Each waits for a signal, so that the last one runs only when nothing waited for the first.
+        // Each waits for a signal, so that the last one runs only when nothing waited for the
+        // first.
         let printed = reports.join(instance_type).join("stdout.txt");
         eventually(&format!("{instance_type} to be judged"), || {
             std::fs::read_to_string(&printed).is_ok_and(|it| it.contains("ready"))

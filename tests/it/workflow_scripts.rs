@@ -69,7 +69,8 @@ impl Step {
 
 #[test]
 fn the_action_tells_verdict_coverage_and_where_the_reports_are() {
-    // The host's log and services are those of the machine that runs the tests, so only what is said is compared.
+    // The host's log and services are those of the machine that runs the tests, so only what is
+    // said is compared.
     let node = Node::healthy("h200x1");
     let step = Step::new();
     let (code, stdout, stderr) = step.run(&node);
@@ -302,7 +303,8 @@ fn a_fleet_is_as_well_as_its_worst_node_and_silence_is_no_pass() {
     );
 }
 
-/// What NVIDIA and GitHub answer; `driver` is the newest of branch 580, `digest` that of the runner's archive.
+/// What NVIDIA and GitHub answer; `driver` is the newest of branch 580, `digest` that of the
+/// runner's archive.
 fn releases(driver: &str, digest: &str) -> Vec<(&'static str, Vec<u8>)> {
     let drivers = serde_json::json!({
         "570": {"type": "production branch", "driver_info": [{"release_version": "570.999.01"}]},
@@ -523,7 +525,8 @@ fn the_released_action_names_its_version_and_checksums() {
     );
 }
 
-/// `uses: OWNER/gpu-bringup@v1` is the same action as `uses: OWNER/gpu-bringup/workflows/validate-gpu@…`.
+/// `uses: OWNER/gpu-bringup@v1` is the same action as
+/// `uses: OWNER/gpu-bringup/workflows/validate-gpu@…`.
 #[test]
 fn the_action_of_the_root_is_that_of_the_workflows_folder() {
     let read = |name: &str| std::fs::read_to_string(script(name)).expect("read");

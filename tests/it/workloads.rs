@@ -1,4 +1,5 @@
-//! Workloads in worker processes: the memory test of a run, several workers on one GPU, one worker on several.
+//! Workloads in worker processes: the memory test of a run, several workers on one GPU, one worker
+//! on several.
 
 use std::process::Child;
 use std::time::{Duration, Instant};

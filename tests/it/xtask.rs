@@ -1,4 +1,5 @@
-//! `cargo xtask` as a person meets it: what it answers to good and bad arguments, and a run on this machine.
+//! `cargo xtask` as a person meets it: what it answers to good and bad arguments, and a run on this
+//! machine.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,7 +7,8 @@ use std::sync::OnceLock;
 
 use crate::ssh::Folder;
 
-/// A program of the workspace's tasks, built once for all tests: `xtask`, or the one that it starts for a task.
+/// A program of the workspace's tasks, built once for all tests: `xtask`, or the one that it starts
+/// for a task.
 pub(crate) fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {

@@ -12,8 +12,8 @@ use validator_core::findings::ExitStatus;
 
 /// Says whether this GPU node may take work.
 ///
-/// Reads the machine (driver, CUDA, the health of every GPU), works every GPU with computations that are verified, and
-/// says what is wrong, on which GPU, and what to do.
+/// Reads the machine (driver, CUDA, the health of every GPU), works every GPU with computations
+/// that are verified, and says what is wrong, on which GPU, and what to do.
 #[derive(Debug, Parser)]
 #[command(
     name = "gpu-validator",
@@ -168,7 +168,8 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match answer {
-        // The runner and the kubelet read the exit code as a statement on the node: a full disk does not change it.
+        // The runner and the kubelet read the exit code as a statement on the node: a full disk
+        // does not change it.
         Ok(status) if command_line.command.is_gate() => ExitCode::from(status as u8),
         Ok(status) => ExitCode::from(commands::terminal::status_with_output(status) as u8),
         Err(error) => {
@@ -185,8 +186,8 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The end of a command whose arguments are refused. clap answers them with 2, which here means that something could not be
-/// judged.
+/// The end of a command whose arguments are refused. clap answers them with 2, which here means
+/// that something could not be judged.
 fn refused(arguments: &[OsString]) -> ExitCode {
     if let Err(error) = commands::refused_arguments::discard_outputs(arguments) {
         commands::terminal::to_stderr(&format!("error: {error:#}\n"));
@@ -194,14 +195,16 @@ fn refused(arguments: &[OsString]) -> ExitCode {
     ExitCode::from(ExitStatus::BadInput as u8)
 }
 
-/// A file that may not grow (`ulimit -f`) is then one that cannot be written, as on a full disk, and not the end of this process.
+/// A file that may not grow (`ulimit -f`) is then one that cannot be written, as on a full disk,
+/// and not the end of this process.
 fn outlive_file_size_limits() {
     let noted = Arc::default();
     // Without the handler everything else is as it was.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
 }
 
-/// A parent that ignores SIGCHLD leaves that to this process, whose children would then end without a status and read as stuck.
+/// A parent that ignores SIGCHLD leaves that to this process, whose children would then end without
+/// a status and read as stuck.
 fn wait_for_children() {
     use signal_hook::consts::SIGCHLD;
     if commands::run::is_ignored(SIGCHLD) {

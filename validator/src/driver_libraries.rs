@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char};
 
 use libloading::Library;
 
-/// Folders in which a driver library is looked for by path when the loader does not find it by name.
+/// Folders in which a driver library is looked for by path when the loader does not find it by
+/// name.
 ///
-/// In this order: Debian and Ubuntu on both architectures, Red Hat and Amazon Linux, the container toolkit's older
-/// mounts, GKE's and the GPU operator's driver containers, WSL.
+/// In this order: Debian and Ubuntu on both architectures, Red Hat and Amazon Linux, the container
+/// toolkit's older mounts, GKE's and the GPU operator's driver containers, WSL.
 pub(crate) const WELL_KNOWN_LIBRARY_FOLDERS: [&str; 12] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -88,7 +89,8 @@ pub(crate) fn loaded_path(name_start: &str) -> Option<String> {
 /// The scenario of a simulated library, by the marker that only simulated libraries export.
 #[expect(unsafe_code, reason = "calls a function of a loaded library")]
 pub(crate) fn simulator_scenario(library: &Library) -> Option<String> {
-    // SAFETY: only the simulator exports this name, as a C function without arguments that returns a static string.
+    // SAFETY: only the simulator exports this name, as a C function without arguments that returns
+    // a static string.
     let marker = unsafe {
         library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_simulator_scenario\0")
     }
@@ -100,7 +102,8 @@ pub(crate) fn simulator_scenario(library: &Library) -> Option<String> {
     if text.is_null() {
         return Some(unnamed);
     }
-    // SAFETY: not null, and the simulator returns a string that ends in NUL and lives as long as the library.
+    // SAFETY: not null, and the simulator returns a string that ends in NUL and lives as long as
+    // the library.
     let name = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     Some(name.into_owned())
         .filter(|it| !it.is_empty())

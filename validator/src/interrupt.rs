@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Stands where the number of a signal would: the time of the run is over.
 const DEADLINE: usize = usize::MAX;
 
-/// Whether a signal or the run's deadline asked the run to stop; every wait of the probes looks at it.
+/// Whether a signal or the run's deadline asked the run to stop; every wait of the probes looks at
+/// it.
 ///
 /// Its flag fits `signal_hook::flag::register_usize(SIGTERM, interrupt.flag(), SIGTERM)`.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +16,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// The number that a signal handler stores: 0 while the run may go on, else the number of the signal.
+    /// The number that a signal handler stores: 0 while the run may go on, else the number of the
+    /// signal.
     pub(crate) fn flag(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.signal)
     }

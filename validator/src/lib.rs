@@ -4,9 +4,12 @@
 //! probe -> facts -> checks -> findings -> report
 //! ```
 //!
-//! - [`probe`] is the only part that reads the node; it fills [`validator_core::facts`], one plain value.
-//! - [`workload`]s put verified work on the GPUs in [`worker`] processes; their results are facts too.
-//! - A [`session`] runs the stages: it owns probes, workers that stand by, and probes that are deferred until after the load.
+//! - [`probe`] is the only part that reads the node; it fills [`validator_core::facts`], one plain
+//!   value.
+//! - [`workload`]s put verified work on the GPUs in [`worker`] processes; their results are facts
+//!   too.
+//! - A [`session`] runs the stages: it owns probes, workers that stand by, and probes that are
+//!   deferred until after the load.
 //! - Checks, findings and reports are the crate `validator_core`: pure functions, without IO.
 
 pub mod cli;

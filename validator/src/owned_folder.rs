@@ -1,7 +1,8 @@
-//! Folders for state, locks and run files: opened once, checked by descriptor, and read and written below that descriptor.
+//! Folders for state, locks and run files: opened once, checked by descriptor, and read and written
+//! below that descriptor.
 //!
-//! Root acts on these files, so that a folder which another user can write to is refused, and a link, pipe or device in
-//! the place of a file is never followed, waited for or read without end.
+//! Root acts on these files, so that a folder which another user can write to is refused, and a
+//! link, pipe or device in the place of a file is never followed, waited for or read without end.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -168,7 +169,8 @@ impl OwnedFolder {
     }
 }
 
-/// Writes a file under a random name that did not exist, and renames it: a reader sees the old content or the new.
+/// Writes a file under a random name that did not exist, and renames it: a reader sees the old
+/// content or the new.
 pub(crate) fn replace_in(folder: &Path, name: &OsStr, content: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let mut prefix = OsString::from(".");

@@ -8,10 +8,12 @@ use crate::owned_folder::OwnedFolder;
 
 /// Tests and simulated nodes have a folder of their own.
 pub(crate) const FOLDER_VARIABLE: &str = "GPU_VALIDATOR_RUNTIME_DIR";
-/// The folder for files of running processes (File Hierarchy Standard), which only root may write to.
+/// The folder for files of running processes (File Hierarchy Standard), which only root may write
+/// to.
 const SYSTEM_FOLDER: &str = "/run/gpu-validator";
 
-/// `/run/gpu-validator` where it can be written to, else the user's own runtime folder, else one below `/tmp`.
+/// `/run/gpu-validator` where it can be written to, else the user's own runtime folder, else one
+/// below `/tmp`.
 pub(crate) fn open() -> anyhow::Result<OwnedFolder> {
     let (own, fallback) = candidates();
     // A container may have neither.

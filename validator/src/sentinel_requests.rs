@@ -1,10 +1,13 @@
-//! The files by which a sentinel, its commands and validations speak to each other, in the runtime folder.
+//! The files by which a sentinel, its commands and validations speak to each other, in the runtime
+//! folder.
 //!
 //! - `sentinel.lock`: held by the sentinel; the kernel releases it however the sentinel ends
 //! - `sentinel.json`: its status
-//! - `sentinel-pause`: `sentinel pause`; UUIDs, one a line, or nothing for all GPUs; it holds until `sentinel resume`
+//! - `sentinel-pause`: `sentinel pause`; UUIDs, one a line, or nothing for all GPUs; it holds until
+//!   `sentinel resume`
 //! - `no-sentinel`: the administrator's opt-out, in the same form
-//! - `sentinel-claim-PID.json`: a validation that works or reads GPUs; it holds for as long as that process lives
+//! - `sentinel-claim-PID.json`: a validation that works or reads GPUs; it holds for as long as that
+//!   process lives
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -166,7 +169,8 @@ fn write_pause(folder: &OwnedFolder, named: &[String]) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", folder.path_of(PAUSE).display()))
 }
 
-/// Waits until the sentinel has no worker on these GPUs; none stands for all. False after `patience`.
+/// Waits until the sentinel has no worker on these GPUs; none stands for all. False after
+/// `patience`.
 pub(crate) fn wait_until_clear(folder: &OwnedFolder, gpus: &Named, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     loop {
@@ -201,7 +205,8 @@ pub(crate) fn claim() -> Option<Claim> {
     let started_ticks = start_ticks(pid)?;
     let text = serde_json::to_vec(&ClaimFile { pid, started_ticks }).ok()?;
     let name = format!("{CLAIM_PREFIX}{pid}{CLAIM_SUFFIX}");
-    // Where it cannot be written, the sentinel's detectors notice the validation as any other process.
+    // Where it cannot be written, the sentinel's detectors notice the validation as any other
+    // process.
     folder.write(OsStr::new(&name), &text).ok()?;
     let claim = Claim { folder, name };
     wait_until_clear(&claim.folder, &Named::default(), CLAIM_PATIENCE);

@@ -1,4 +1,5 @@
-//! Threads that a host with too few processes may refuse: the work is then done by the caller, one after another.
+//! Threads that a host with too few processes may refuse: the work is then done by the caller, one
+//! after another.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -20,8 +21,8 @@ impl<T> Scoped<'_, T> {
     }
 }
 
-/// Runs `work` on a thread of its own, or at once where none can be started (`RLIMIT_NPROC`, the pids controller of a control
-/// group); `Scope::spawn` panics there.
+/// Runs `work` on a thread of its own, or at once where none can be started (`RLIMIT_NPROC`, the
+/// pids controller of a control group); `Scope::spawn` panics there.
 pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,

@@ -558,8 +558,8 @@ fn schemas_man_page_and_completions_are_there() {
     }
 }
 
-/// A run that is stuck when it loads the driver's libraries: each is a pipe that nobody writes to. Its first report is
-/// already there.
+/// A run that is stuck when it loads the driver's libraries: each is a pipe that nobody writes to.
+/// Its first report is already there.
 fn stuck_run(folder: &Path) -> (std::process::Child, PathBuf) {
     for library in ["libcuda.so.1", "libnvidia-ml.so.1"] {
         let made = Command::new("mkfifo").arg(folder.join(library)).status();

@@ -1,4 +1,5 @@
-//! Starts the binary in the userland of Debian 11: glibc 2.31, no NVIDIA library, nothing but libc and libgcc.
+//! Starts the binary in the userland of Debian 11: glibc 2.31, no NVIDIA library, nothing but libc
+//! and libgcc.
 
 use std::path::{Path, PathBuf};
 
@@ -71,7 +72,8 @@ pub fn verify(binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder of a userland with these packages and what they need, unpacked and not configured; made once.
+/// The folder of a userland with these packages and what they need, unpacked and not configured;
+/// made once.
 pub fn bootstrap(
     shell: &Shell,
     name: &str,

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: the files that ship. One portable binary, its man page, completions and checksums.
+//! `cargo xtask dist`: the files that ship. One portable binary, its man page, completions and
+//! checksums.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +8,8 @@ use xshell::cmd;
 
 use crate::{debian_userland, glibc_floor, sbom, tools, workspace};
 
-/// The oldest glibc that we promise to run on: that of RHEL 8 and Debian 10. Ubuntu 20.04 has 2.31, Amazon Linux 2023
-/// has 2.34.
+/// The oldest glibc that we promise to run on: that of RHEL 8 and Debian 10. Ubuntu 20.04 has 2.31,
+/// Amazon Linux 2023 has 2.34.
 pub(crate) const OLDEST_GLIBC: glibc_floor::Version = glibc_floor::Version {
     major: 2,
     minor: 28,
@@ -20,7 +21,8 @@ const TRIPLE: &str = if cfg!(target_arch = "aarch64") {
     "x86_64-unknown-linux-gnu"
 };
 
-/// The size that we promise for the stripped binary (BENCHMARKS.md): it is copied to every machine that it judges.
+/// The size that we promise for the stripped binary (BENCHMARKS.md): it is copied to every machine
+/// that it judges.
 const LARGEST_BINARY_BYTES: u64 = 12_000_000;
 
 /// Build the portable release binary, its man page and completions into target/dist
@@ -32,8 +34,8 @@ pub(crate) struct Arguments {
     /// Also list what the binary is made of: gpu-validator.cdx.json (`CycloneDX`)
     #[arg(long)]
     sbom: bool,
-    /// Link with thin LTO, into target/dist-thin: for CI, where the link of the binary that ships would take minutes. The
-    /// binary is larger, and its size is not checked
+    /// Link with thin LTO, into target/dist-thin: for CI, where the link of the binary that ships
+    /// would take minutes. The binary is larger, and its size is not checked
     #[arg(long)]
     thin_lto: bool,
 }
@@ -95,7 +97,8 @@ fn build_with(lto: Lto) -> anyhow::Result<PathBuf> {
     Ok(binary)
 }
 
-/// The release binary of this machine's own toolchain. It may need a newer glibc than the portable one.
+/// The release binary of this machine's own toolchain. It may need a newer glibc than the portable
+/// one.
 pub fn build_native() -> anyhow::Result<PathBuf> {
     let shell = workspace::shell()?;
     let cargo = workspace::cargo();
@@ -133,7 +136,8 @@ fn build_portable(lto: Lto) -> anyhow::Result<PathBuf> {
         .join("gpu-validator"))
 }
 
-/// The simulator's programs and library for machines with any glibc from [`OLDEST_GLIBC`] on; the folder that they lie in.
+/// The simulator's programs and library for machines with any glibc from [`OLDEST_GLIBC`] on; the
+/// folder that they lie in.
 pub fn build_portable_simulator() -> anyhow::Result<PathBuf> {
     zigbuild(&[
         "--release",
@@ -169,7 +173,8 @@ fn zigbuild(arguments: &[&str]) -> anyhow::Result<()> {
     .context("the portable build failed")
 }
 
-/// Keeps the builder's home folder out of the panic messages, so that two builders get the same bytes.
+/// Keeps the builder's home folder out of the panic messages, so that two builders get the same
+/// bytes.
 fn remap_paths() -> String {
     let home = std::env::var("HOME").unwrap_or_default();
     let cargo_home = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));

@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: runs the targets below `fuzz/` for a while, on the stable toolchain.
 //!
-//! The folder follows cargo-fuzz, so that `cargo +nightly fuzz run` works too. Here the targets are built without it:
-//! coverage comes from an LLVM pass that stable rustc can run, and the address sanitizer is left out, because the
-//! fuzzed code is safe Rust.
+//! The folder follows cargo-fuzz, so that `cargo +nightly fuzz run` works too. Here the targets are
+//! built without it: coverage comes from an LLVM pass that stable rustc can run, and the address
+//! sanitizer is left out, because the fuzzed code is safe Rust.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,11 +30,12 @@ const SLOWEST_INPUT_S: u32 = 10;
 pub(crate) struct Arguments {
     /// Only this target
     target: Option<String>,
-    /// How long to run, shared evenly among the targets, of which there are as many at once as the machine has cores
+    /// How long to run, shared evenly among the targets, of which there are as many at once as the
+    /// machine has cores
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Try so many inputs of each target instead, the same ones every time: what CI does, whose answer must not depend on
-    /// luck
+    /// Try so many inputs of each target instead, the same ones every time: what CI does, whose
+    /// answer must not depend on luck
     #[arg(long, conflicts_with = "seconds")]
     inputs: Option<u32>,
 }

@@ -1,5 +1,5 @@
-//! Proves from the binary's own tables that it starts on an old glibc: readelf lists which libraries it needs and
-//! which symbol versions it asks of them.
+//! Proves from the binary's own tables that it starts on an old glibc: readelf lists which
+//! libraries it needs and which symbol versions it asks of them.
 
 use std::path::Path;
 
@@ -21,7 +21,8 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// The libraries that every glibc machine has. The driver's are opened at run time and must not be listed.
+/// The libraries that every glibc machine has. The driver's are opened at run time and must not be
+/// listed.
 const ALLOWED_LIBRARIES: [&str; 8] = [
     "libc.so.6",
     "libm.so.6",

@@ -1,7 +1,9 @@
-//! `cargo xtask kernels`: builds the GPU kernels of `validator/src/workload/gemm/cuda` to PTX and cubins, which are committed.
+//! `cargo xtask kernels`: builds the GPU kernels of `validator/src/workload/gemm/cuda` to PTX and
+//! cubins, which are committed.
 //!
-//! Nobody who builds the validator needs a CUDA toolkit: NVIDIA's compiler comes from `PyPI`, pinned, and only this task
-//! uses it. The manifest beside the results holds what they were made from, so that a stale file is found without it.
+//! Nobody who builds the validator needs a CUDA toolkit: NVIDIA's compiler comes from `PyPI`,
+//! pinned, and only this task uses it. The manifest beside the results holds what they were made
+//! from, so that a stale file is found without it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,8 @@ const BUILT: &str = "validator/src/workload/gemm/built";
 const MANIFEST: &str = "MANIFEST";
 const NVRTC_SCRIPT: &str = "xtask/src/kernels_nvrtc.py";
 
-/// CUDA 12.9 is the last release that compiles for `sm_70`, and its cubins load on every driver for CUDA 12 and newer.
+/// CUDA 12.9 is the last release that compiles for `sm_70`, and its cubins load on every driver for
+/// CUDA 12 and newer.
 const TOOLCHAIN: PythonTools = PythonTools {
     name: "kernels",
     purpose: "compiling the GPU kernels",
@@ -42,10 +45,11 @@ struct Module {
     name: &'static str,
     /// Virtual architecture of the PTX; newer GPUs translate it when no cubin fits.
     architecture: &'static str,
-    /// PTX ISA version written into the PTX, the oldest that has its instructions: a driver refuses PTX that is newer
-    /// than itself. ptxas refuses an instruction that is newer than the version.
+    /// PTX ISA version written into the PTX, the oldest that has its instructions: a driver refuses
+    /// PTX that is newer than itself. ptxas refuses an instruction that is newer than the version.
     ptx_version: &'static str,
-    /// Real architectures with a cubin, which spares a start of up to a second; it serves newer minor versions too.
+    /// Real architectures with a cubin, which spares a start of up to a second; it serves newer
+    /// minor versions too.
     cubins: &'static [&'static str],
 }
 
@@ -84,8 +88,8 @@ const MODULES: [Module; 5] = [
     },
 ];
 
-/// The instruction that each Hopper kernel must be made of, and how many of it at least; anything else is a slower path. FP32's
-/// are eight of K for 128 accumulators.
+/// The instruction that each Hopper kernel must be made of, and how many of it at least; anything
+/// else is a slower path. FP32's are eight of K for 128 accumulators.
 const HOPPER_INSTRUCTIONS: [(&str, &str, usize); 7] = [
     ("gemm_sm90a_bf16", "HGMMA.64x256x16.F32.BF16", 4),
     ("gemm_sm90a_f16", "HGMMA.64x256x16.F32", 4),
@@ -101,8 +105,9 @@ const MAXIMUM_BUILT_BYTES: u64 = 2_500_000;
 
 /// Builds the kernels, or with `check` says whether the committed ones are what the sources give.
 ///
-/// A check needs no compiler while the manifest agrees with every file. When it does not, the kernels are built beside
-/// the committed ones and compared, so that the message says whether only the manifest is old or the kernels are.
+/// A check needs no compiler while the manifest agrees with every file. When it does not, the
+/// kernels are built beside the committed ones and compared, so that the message says whether only
+/// the manifest is old or the kernels are.
 pub(crate) fn run(sh: &Shell, check: bool) -> anyhow::Result<()> {
     let _folder = sh.push_dir(workspace::root());
     let difference = manifest_difference(sh)?;
@@ -127,7 +132,8 @@ pub(crate) fn run(sh: &Shell, check: bool) -> anyhow::Result<()> {
     let stale = files_that_differ(sh, &built)?;
     install(sh, &built)?;
     if difference.is_none() && !stale.is_empty() {
-        // The same sources and compiler gave other bytes: that must be known, not committed in silence.
+        // The same sources and compiler gave other bytes: that must be known, not committed in
+        // silence.
         bail!("rebuilding unchanged sources changed {}", stale.join(", "));
     }
     println!(
@@ -255,7 +261,8 @@ fn require_size(folder: &Path, files: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Names of built files that are not committed as they are, and of committed ones that are not built.
+/// Names of built files that are not committed as they are, and of committed ones that are not
+/// built.
 fn files_that_differ(sh: &Shell, built: &Built) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for file in &built.files {
@@ -298,7 +305,8 @@ fn committed_files(sh: &Shell) -> anyhow::Result<Vec<String>> {
     Ok(names.filter(|name| name != MANIFEST).collect())
 }
 
-/// What the results were made with and from, and what they are: one line each, sorted, hashed as git does.
+/// What the results were made with and from, and what they are: one line each, sorted, hashed as
+/// git does.
 fn manifest(sh: &Shell) -> anyhow::Result<String> {
     let mut lines: Vec<String> = TOOLCHAIN
         .packages

@@ -82,7 +82,8 @@ enum Task {
     Test(test_groups::Arguments),
     /// Check, plan and apply the Terraform modules
     Tf(Words),
-    /// Check the alert rules and the dashboard against Prometheus, Grafana's schema and the metrics that are written
+    /// Check the alert rules and the dashboard against Prometheus, Grafana's schema and the metrics
+    /// that are written
     Monitoring,
     Packages(system_packages::Arguments),
     Tools(tools::Arguments),

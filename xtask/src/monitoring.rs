@@ -1,4 +1,5 @@
-//! `cargo xtask monitoring`: alert rules and dashboard, held against Prometheus, Grafana's schema and the metrics that there are.
+//! `cargo xtask monitoring`: alert rules and dashboard, held against Prometheus, Grafana's schema
+//! and the metrics that there are.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

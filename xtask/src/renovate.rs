@@ -1,5 +1,5 @@
-//! Renovate's custom managers are patterns over files of this repository. A pattern that no longer matches raises nothing and
-//! reports nothing, so each is tried here on the files that it is for.
+//! Renovate's custom managers are patterns over files of this repository. A pattern that no longer
+//! matches raises nothing and reports nothing, so each is tried here on the files that it is for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -150,7 +150,8 @@ fn the_images_versions_have_names_and_checksums() {
     );
 }
 
-/// The versions are in one place: no variable of the templates has a default that would stand in for the file.
+/// The versions are in one place: no variable of the templates has a default that would stand in
+/// for the file.
 #[test]
 fn the_templates_have_no_versions_of_their_own() {
     let variables = read("packer/variables.pkr.hcl");

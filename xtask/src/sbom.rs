@@ -11,7 +11,8 @@ use crate::{packages, tools, workspace};
 /// The file's name in the folder that ships.
 pub(crate) const NAME: &str = "gpu-validator.cdx.json";
 
-/// Writes the list beside the binary that was built for `triple`, and adds its checksum to the others.
+/// Writes the list beside the binary that was built for `triple`, and adds its checksum to the
+/// others.
 pub(crate) fn write(folder: &Path, triple: &str) -> anyhow::Result<()> {
     let cyclonedx = tools::CARGO_CYCLONEDX.install()?;
     let shell = workspace::shell()?;

@@ -1,6 +1,8 @@
-//! `cargo xtask packages`: the validator as a package for Debian and Ubuntu, and for distributions with RPM.
+//! `cargo xtask packages`: the validator as a package for Debian and Ubuntu, and for distributions
+//! with RPM.
 //!
-//! What is in them is said in validator/Cargo.toml. The checks install, run and remove both by the distributions' own programs.
+//! What is in them is said in validator/Cargo.toml. The checks install, run and remove both by the
+//! distributions' own programs.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +12,8 @@ use xshell::{Shell, cmd};
 use crate::tools::{CARGO_DEB, CARGO_GENERATE_RPM};
 use crate::workspace;
 
-/// Debian 12: dpkg for the one package and rpm for the other. No mirror of an RPM distribution is needed.
+/// Debian 12: dpkg for the one package and rpm for the other. No mirror of an RPM distribution is
+/// needed.
 const SUITE: &str = "bookworm";
 /// What the validator answers where there is no GPU to judge.
 const NOT_JUDGED: i32 = 2;
@@ -136,7 +139,8 @@ impl<'a> Userland<'a> {
         Ok(Userland { shell, root })
     }
 
-    /// Runs a command in it, as root of a namespace; gives exit code and everything that was printed.
+    /// Runs a command in it, as root of a namespace; gives exit code and everything that was
+    /// printed.
     fn run(&self, command: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
         let (shell, root) = (self.shell, &self.root);
         let mount_proc = format!("--mount-proc={}", root.join("proc").display());
@@ -271,7 +275,8 @@ fn check_rpm(shell: &Shell, rpm: &Path) -> anyhow::Result<()> {
             "the package does not require {needed}:\n{requires}"
         );
     }
-    // Debian's packages are not in RPM's database, so that what is required is seen above and not resolved here.
+    // Debian's packages are not in RPM's database, so that what is required is seen above and not
+    // resolved here.
     userland.succeeds(&["rpm", "--install", "--nodeps", "/gpu-validator.rpm"])?;
     userland.works()?;
     userland.succeeds(&["rpm", "--verify", "--nodeps", "gpu-validator"])?;

@@ -1,5 +1,6 @@
-//! Pinned tools from `PyPI`, crates.io and the Go module proxy, installed below `target/tools`. A task installs what it needs and nothing
-//! else; a tool that cannot be had is an error, never a step left out.
+//! Pinned tools from `PyPI`, crates.io and the Go module proxy, installed below `target/tools`. A
+//! task installs what it needs and nothing else; a tool that cannot be had is an error, never a
+//! step left out.
 
 pub mod go;
 
@@ -46,8 +47,8 @@ pub const JUNIT_READERS: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-/// Programs and a binding that read NVML, to see whether a simulated node deceives them; as in the clients' own
-/// `requirements.txt`.
+/// Programs and a binding that read NVML, to see whether a simulated node deceives them; as in the
+/// clients' own `requirements.txt`.
 pub const NVML_CLIENTS: PythonTools = PythonTools {
     name: "nvml-clients",
     purpose: "reading simulated nodes with other people's programs",
@@ -93,7 +94,8 @@ pub const LINTERS: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-/// AWS's APIs on this machine's loopback, as far as launching an instance and baking an image need them.
+/// AWS's APIs on this machine's loopback, as far as launching an instance and baking an image need
+/// them.
 pub const MOTO: PythonTools = PythonTools {
     name: "moto",
     purpose: "trying what talks to AWS without AWS",
@@ -191,7 +193,8 @@ pub fn aws_cli() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Policies for Terraform files and Kubernetes manifests; it pins versions of others, so it lives alone.
+/// Policies for Terraform files and Kubernetes manifests; it pins versions of others, so it lives
+/// alone.
 pub const CHECKOV: PythonTools = PythonTools {
     name: "checkov",
     purpose: "checking Terraform modules and Kubernetes manifests against policies",
@@ -465,7 +468,8 @@ const CARGO_TOOLS: [&CargoTool; 4] = [
 impl CargoTool {
     /// The path of the program, built now when it is missing or of another version.
     ///
-    /// It is built without optimization: that takes a minute instead of many, and what it does takes seconds either way.
+    /// It is built without optimization: that takes a minute instead of many, and what it does
+    /// takes seconds either way.
     pub fn install(&self) -> anyhow::Result<PathBuf> {
         let (name, version) = (self.name, self.version);
         let folder = workspace::tools().join(name);

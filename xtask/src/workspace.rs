@@ -38,8 +38,9 @@ pub fn debug_validator(shell: &xshell::Shell) -> anyhow::Result<PathBuf> {
 
 /// The debug build of a program of this workspace, brought up to date first.
 ///
-/// It is built with the features of the whole workspace, as `cargo test --workspace` builds it: with those of the package
-/// alone, thirty crates and the validator itself would be compiled once more.
+/// It is built with the features of the whole workspace, as `cargo test --workspace` builds it:
+/// with those of the package alone, thirty crates and the validator itself would be compiled once
+/// more.
 pub fn program(shell: &xshell::Shell, name: &str) -> anyhow::Result<PathBuf> {
     let cargo = cargo();
     xshell::cmd!(shell, "{cargo} build --quiet --workspace --bin {name}")
@@ -68,7 +69,8 @@ pub fn without_cargos_library_path(command: &mut Command) {
     };
 }
 
-/// Cargo adds its build folder and the toolchain's libraries, which have a `rustlib` folder beside or above them.
+/// Cargo adds its build folder and the toolchain's libraries, which have a `rustlib` folder beside
+/// or above them.
 fn users_part(path: &OsStr, target: &Path) -> Option<OsString> {
     let is_cargos = |folder: &Path| {
         folder.starts_with(target)

@@ -1,4 +1,5 @@
-//! The validator's Helm chart makes the same objects as the base that kustomize builds, and refuses values that it does not know.
+//! The validator's Helm chart makes the same objects as the base that kustomize builds, and refuses
+//! values that it does not know.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -148,7 +149,8 @@ fn of_the_chart(objects: &[Value]) -> BTreeMap<String, Value> {
     by_name(&objects)
 }
 
-/// By kind and name. kustomize and the chart hash a profile's name each in its way, so the hash is cut off everywhere.
+/// By kind and name. kustomize and the chart hash a profile's name each in its way, so the hash is
+/// cut off everywhere.
 fn by_name(objects: &[Value]) -> BTreeMap<String, Value> {
     let named = objects.iter().map(|object| {
         let object = without_hashes(object);

@@ -41,7 +41,8 @@ pub fn run() -> anyhow::Result<()> {
         granted.push((overlay, in_the_cluster, in_the_namespace));
     }
     for overlay in Overlay::all()? {
-        // Kept apart from what the policies look at: a runner is a machine for others' jobs, and writes to its root.
+        // Kept apart from what the policies look at: a runner is a machine for others' jobs, and
+        // writes to its root.
         let file = workspace::target().join(format!("kubernetes/runners-{overlay}.yaml"));
         let objects = runners::checked_objects(&shell, &overlay)?;
         let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
@@ -72,7 +73,8 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The component for the node readiness controller: what validates a node tolerates the taint that keeps others away.
+/// The component for the node readiness controller: what validates a node tolerates the taint that
+/// keeps others away.
 fn node_readiness(shell: &Shell) -> anyhow::Result<PathBuf> {
     let manifests = Manifests::of_overlay_with_component(&"staging".parse()?, "node-readiness")?;
     let rule = manifests.object("NodeReadinessRule", "gpu-validated")?;
@@ -165,8 +167,8 @@ fn policies(shell: &Shell, folder: &Path) -> anyhow::Result<()> {
 
 /// The gate's service account.
 const GATE: &str = "gpu-validator-gate";
-/// What the gate's requests are made for, as `gpu-validator kubernetes rbac` names it: those that concern the cluster, and those
-/// that are made in the device plugin's namespace.
+/// What the gate's requests are made for, as `gpu-validator kubernetes rbac` names it: those that
+/// concern the cluster, and those that are made in the device plugin's namespace.
 const IN_THE_CLUSTER: &[&str] = &["gate", "checks"];
 const IN_THE_NAMESPACE: &[&str] = &["device-plugin"];
 

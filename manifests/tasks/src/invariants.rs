@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::manifests::{Manifests, containers, pod_spec};
 
-/// Folders of the node that a pod may mount: by the pod's owner, the path, and whether it is written to.
+/// Folders of the node that a pod may mount: by the pod's owner, the path, and whether it is
+/// written to.
 const HOST_PATHS: &[(&str, &str, bool)] = &[
     (
         "nvidia-device-plugin-daemonset",

@@ -1,4 +1,5 @@
-//! `cargo xtask k8s`: the manifests of `manifests/kubernetes` checked, compared, applied, and a validation started with them.
+//! `cargo xtask k8s`: the manifests of `manifests/kubernetes` checked, compared, applied, and a
+//! validation started with them.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -24,13 +25,14 @@ enum Task {
     Build(OverlayArguments),
     /// Show what `apply` would change in the cluster; ends with 0 where nothing would change
     Diff(ClusterArguments),
-    /// Apply an overlay to the cluster: server-side, so that what others own is named and not overwritten
+    /// Apply an overlay to the cluster: server-side, so that what others own is named and not
+    /// overwritten
     Apply(ApplyArguments),
     /// Delete what an overlay applied, and nothing else
     Delete(DeleteArguments),
     Validate(validate::Arguments),
-    /// Check every overlay against the schemas of each Kubernetes version, security policies and the validator's own list
-    /// of rights; needs no cluster
+    /// Check every overlay against the schemas of each Kubernetes version, security policies and
+    /// the validator's own list of rights; needs no cluster
     Check,
     /// Try manifests and gate on a real API server on this machine
     E2e,
@@ -81,7 +83,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Task::Apply(arguments) => apply(arguments),
         Task::Delete(arguments) => delete(arguments),
         Task::Check => check::run(),
-        // Listed here and run by tests/cluster/e2e, which depends on this crate; `cargo xtask` starts that one.
+        // Listed here and run by tests/cluster/e2e, which depends on this crate; `cargo xtask`
+        // starts that one.
         Task::E2e => {
             bail!("this task is another program's: cargo run --package cluster-tests -- k8s e2e")
         }
@@ -147,7 +150,8 @@ fn apply(arguments: &ApplyArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The API server refuses to try anything in a namespace that it does not have: of that, kubectl checks the fields.
+/// The API server refuses to try anything in a namespace that it does not have: of that, kubectl
+/// checks the fields.
 fn dry_run(manifests: Manifests, kubectl: &Kubectl) -> anyhow::Result<()> {
     let missing = kubectl.missing_namespaces(&manifests.namespaces())?;
     let (there, new) = manifests.split(&missing);

@@ -125,7 +125,8 @@ impl Kubectl {
             .stdin
             .take()
             .context("kubectl has no standard input")?;
-        // A thread writes, so that neither side waits for the other; kubectl that ends early says why itself.
+        // A thread writes, so that neither side waits for the other; kubectl that ends early says
+        // why itself.
         std::thread::scope(|scope| {
             let mut stdin = stdin;
             scope.spawn(move || stdin.write_all(input.as_bytes()));

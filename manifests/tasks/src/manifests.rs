@@ -79,7 +79,8 @@ impl Manifests {
         Self::composed("base", &["base"], &["images"])
     }
 
-    /// An overlay together with folders of `manifests/kubernetes/jobs`, so that names with hashes are the overlay's.
+    /// An overlay together with folders of `manifests/kubernetes/jobs`, so that names with hashes
+    /// are the overlay's.
     pub fn of_overlay_with_jobs(overlay: &Overlay, jobs: &[&str]) -> anyhow::Result<Manifests> {
         let mut folders = vec![format!("overlays/{overlay}")];
         folders.extend(jobs.iter().map(|it| format!("jobs/{it}")));
@@ -166,7 +167,8 @@ impl Manifests {
     }
 
     fn of_objects(objects: Vec<Value>) -> Manifests {
-        // It begins with a mark of YAML: kubectl takes a text that begins with a brace for JSON alone.
+        // It begins with a mark of YAML: kubectl takes a text that begins with a brace for JSON
+        // alone.
         let text = objects
             .iter()
             .fold(String::new(), |text, it| text + &format!("---\n{it}\n"));

@@ -1,7 +1,8 @@
 //! The admission policy that holds the gate to its own node names every field of a node.
 //!
-//! CEL compares an object field by field: a field that a new Kubernetes adds, and that the policy does not name, would be
-//! free to change. So the lists are compared with the schemas of each version.
+//! CEL compares an object field by field: a field that a new Kubernetes adds, and that the policy
+//! does not name, would be free to change. So the lists are compared with the schemas of each
+//! version.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,8 @@ const PARTS: [(&str, &str, &[&str]); 3] = [
         "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
         // The API server itself keeps these: an update cannot change them, or is refused for them.
         //
-        // Source: kubernetes, apimachinery/pkg/api/validation/objectmeta.go, ValidateObjectMetaAccessorUpdate.
+        // Source: kubernetes, apimachinery/pkg/api/validation/objectmeta.go,
+        // ValidateObjectMetaAccessorUpdate.
         &[
             "creationTimestamp",
             "deletionGracePeriodSeconds",

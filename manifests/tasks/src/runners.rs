@@ -17,7 +17,8 @@ const CHART_VERSION: &str = "0.14.2";
 const NAMESPACE: &str = "gpu-runners";
 /// A scale set each.
 const CLASSES: [&str; 2] = ["on-demand", "spot"];
-/// GitHub bills nothing for own runners, but a GPU node costs; more is asked for in the overlay, and here.
+/// GitHub bills nothing for own runners, but a GPU node costs; more is asked for in the overlay,
+/// and here.
 const RUNNERS_MAXIMUM: u64 = 10;
 
 /// Render and apply the scale sets of GPU runners (actions-runner-controller)
@@ -184,8 +185,8 @@ fn merge(into: &mut Value, values: Value) {
     }
 }
 
-/// Checks every file against the schema, and returns what the chart makes of the values, for the schemas of Kubernetes: the
-/// scale sets and a pod of each.
+/// Checks every file against the schema, and returns what the chart makes of the values, for the
+/// schemas of Kubernetes: the scale sets and a pod of each.
 pub(crate) fn checked_objects(shell: &Shell, overlay: &Overlay) -> anyhow::Result<Vec<Value>> {
     let checker = LINTERS.install()?.join("check-jsonschema");
     let schema = folder().join("values.schema.json");

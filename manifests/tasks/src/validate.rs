@@ -1,4 +1,5 @@
-//! `cargo xtask k8s validate`: one node or the whole fleet, by a job of the overlay's, with the reports brought here.
+//! `cargo xtask k8s validate`: one node or the whole fleet, by a job of the overlay's, with the
+//! reports brought here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3);
 
 /// Validate one node, or all GPU nodes, by a job that gets its GPUs from the device plugin
 ///
-/// The overlay must have been applied. The reports come to a folder here and are merged as `cargo xtask fleet report` does;
-/// the exit code is that of the fleet.
+/// The overlay must have been applied. The reports come to a folder here and are merged as
+/// `cargo xtask fleet report` does; the exit code is that of the fleet.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").required(true))]
 pub(super) struct Arguments {
@@ -299,7 +300,8 @@ fn wait(kubectl: &Kubectl, name: &str, deadline: Instant) -> anyhow::Result<()> 
     }
 }
 
-/// Writes each pod's report under its node's name; returns the nodes of which there is none, with the reason.
+/// Writes each pod's report under its node's name; returns the nodes of which there is none, with
+/// the reason.
 fn fetch(kubectl: &Kubectl, job: &Started, folder: &Path) -> anyhow::Result<Vec<Missing>> {
     let selector = format!("--selector=batch.kubernetes.io/job-name={}", job.name);
     let pods = kubectl.json(&[

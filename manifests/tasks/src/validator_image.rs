@@ -1,4 +1,5 @@
-//! `cargo xtask validator-image`: the container image of the validator (manifests/kubernetes/Dockerfile).
+//! `cargo xtask validator-image`: the container image of the validator
+//! (manifests/kubernetes/Dockerfile).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +29,8 @@ pub(crate) struct Arguments {
 enum Task {
     /// Build it on distroless with buildah, docker or podman
     Build(BuildArguments),
-    /// Build it with buildah on a small Debian made here, start the validator in it, and look at its user
+    /// Build it with buildah on a small Debian made here, start the validator in it, and look at
+    /// its user
     Check(CheckArguments),
 }
 
@@ -169,8 +171,9 @@ fn check(shell: &Shell, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a program in a container's root, as the image's user, with nothing to write to but `/tmp` and the simulated node,
-/// which is shared memory of its driver's processes. `$1` is the container, `$2` the node's folder.
+/// Runs a program in a container's root, as the image's user, with nothing to write to but `/tmp`
+/// and the simulated node, which is shared memory of its driver's processes. `$1` is the container,
+/// `$2` the node's folder.
 const IN_CONTAINER: &str = r#"set -eu
 root=$(buildah mount "$1") node=$2; shift 2
 chmod -R a+rwX "$node"
@@ -187,7 +190,8 @@ if touch "$root/written" 2>/dev/null; then echo 'the root can be written to' >&2
 exec chroot --userspec=65532:65532 "$root" "$@"
 "#;
 
-/// The gate in the image, on a healthy node and on one with ECC errors. It tells no cluster: `cargo xtask k8s e2e` does that.
+/// The gate in the image, on a healthy node and on one with ECC errors. It tells no cluster:
+/// `cargo xtask k8s e2e` does that.
 fn gate_in_container(container: &str) -> anyhow::Result<()> {
     let simulator = Simulator::build()?;
     for (faults, code, words) in [
@@ -222,7 +226,8 @@ fn gate_in_container(container: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whoever is not root is root in a namespace of buildah's, which is where containers can be mounted.
+/// Whoever is not root is root in a namespace of buildah's, which is where containers can be
+/// mounted.
 fn in_namespace() -> Command {
     if rustix::process::geteuid().is_root() {
         return Command::new("unshare");

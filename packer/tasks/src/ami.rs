@@ -1,4 +1,5 @@
-//! `cargo xtask ami`: checks the image templates, bakes an image that was validated, and publishes it.
+//! `cargo xtask ami`: checks the image templates, bakes an image that was validated, and publishes
+//! it.
 
 mod build;
 pub mod manifest;
@@ -12,7 +13,8 @@ use anyhow::Context as _;
 use crate::packer::{self, Packer, TEMPLATES};
 use xtask::{EXIT_CODE_BAD_INPUT, workspace};
 
-/// What a task answers that did not get through for another reason than a verdict; the validator's code for "not judged".
+/// What a task answers that did not get through for another reason than a verdict; the validator's
+/// code for "not judged".
 const EXIT_CODE_TROUBLE: u8 = 2;
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,5 @@
-//! Tasks that bake, publish and judge machine images: `cargo xtask ami`, `runner-image` and `validate-ami`.
+//! Tasks that bake, publish and judge machine images: `cargo xtask ami`, `runner-image` and
+//! `validate-ami`.
 
 pub mod ami;
 pub mod packer;

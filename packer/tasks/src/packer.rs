@@ -23,7 +23,8 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Builds what is missing, and lets Packer install the plugin with its checksum, as `packer init` would.
+    /// Builds what is missing, and lets Packer install the plugin with its checksum, as
+    /// `packer init` would.
     pub fn install() -> anyhow::Result<Packer> {
         let packer = Packer {
             program: PACKER.install()?,
@@ -54,7 +55,8 @@ impl Packer {
         Ok(packer)
     }
 
-    /// Packer in the root of the checkout, with no plugin but the pinned one, and calling nobody by itself.
+    /// Packer in the root of the checkout, with no plugin but the pinned one, and calling nobody by
+    /// itself.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command

@@ -32,7 +32,8 @@ enum Task {
         #[arg(long, default_value = "latest")]
         tag: String,
     },
-    /// Check the Dockerfile; with --image also the GPUs as a container of the image sees them (needs docker or podman, and a GPU)
+    /// Check the Dockerfile; with --image also the GPUs as a container of the image sees them
+    /// (needs docker or podman, and a GPU)
     Validate {
         #[arg(long, value_name = "IMAGE")]
         image: Option<String>,

@@ -27,9 +27,9 @@ Examples:
 
 /// Judge a machine with the release binary: build it, run it there, bring the reports back
 ///
-/// Ends with the validator's exit code: 0 everything judged and nothing failed; 1 something failed; 2 something could
-/// not be judged, or this task itself did not get through; 3 bad arguments or profile; 4 the only thing not judged is
-/// load on GPUs that others are using.
+/// Ends with the validator's exit code: 0 everything judged and nothing failed; 1 something failed;
+/// 2 something could not be judged, or this task itself did not get through; 3 bad arguments or
+/// profile; 4 the only thing not judged is load on GPUs that others are using.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[allow(
@@ -37,10 +37,12 @@ Examples:
     reason = "independent switches of a command line"
 )]
 pub(crate) struct Arguments {
-    /// The machine: local, or ssh://user@host:port (user and port may be left to the ssh configuration)
+    /// The machine: local, or ssh://user@host:port (user and port may be left to the ssh
+    /// configuration)
     #[arg(long, default_value = "local", value_name = "TARGET")]
     target: Target,
-    /// What the machine must be, a file of this machine (manifests/profiles has one per AWS instance family)
+    /// What the machine must be, a file of this machine (manifests/profiles has one per AWS
+    /// instance family)
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// How thoroughly the machine is judged
@@ -52,7 +54,8 @@ pub(crate) struct Arguments {
     /// Run the validator as root through `sudo -n`, which must not ask for a password
     #[arg(long)]
     sudo: bool,
-    /// Judge a simulated node on this machine instead (`cargo xtask simulate list` names them); marked SIMULATED
+    /// Judge a simulated node on this machine instead (`cargo xtask simulate list` names them);
+    /// marked SIMULATED
     #[arg(long, value_name = "NODE")]
     simulate: Option<String>,
     /// A fault of the simulated node, by name or from a file; may be given several times
@@ -64,7 +67,8 @@ pub(crate) struct Arguments {
     /// Configuration file for ssh, as in `ssh -F`
     #[arg(long, value_name = "FILE")]
     ssh_config: Option<PathBuf>,
-    /// Run this gpu-validator instead of building one: what `cargo xtask dist` made on another machine
+    /// Run this gpu-validator instead of building one: what `cargo xtask dist` made on another
+    /// machine
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
     #[command(flatten)]
@@ -83,7 +87,8 @@ impl std::fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// The exit code of a run that did not get through; the validator says the same of what it could not judge.
+/// The exit code of a run that did not get through; the validator says the same of what it could
+/// not judge.
 const EXIT_CODE_NOT_JUDGED: u8 = 2;
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
@@ -114,7 +119,8 @@ fn validate(arguments: &Arguments) -> anyhow::Result<u8> {
         .as_ref()
         .map(|_| simulate::Simulator::build())
         .transpose()?;
-    // Made once to find a wrong name before minutes of building, and again below, because a node's time starts then.
+    // Made once to find a wrong name before minutes of building, and again below, because a node's
+    // time starts then.
     drop(prepare_node(simulator.as_ref(), arguments)?);
     let binary = binary(arguments)?;
     let reports = reports_folder(arguments)?;

@@ -13,8 +13,8 @@ use xtask::{EXIT_CODE_BAD_INPUT, say, workspace};
 
 /// Run Terraform on an environment of terraform/environments, or check all of its files
 ///
-/// It is the user's own terraform, because the state remembers the version that wrote it. Every change goes through a plan
-/// file: what was shown is what is done.
+/// It is the user's own terraform, because the state remembers the version that wrote it. Every
+/// change goes through a plan file: what was shown is what is done.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]

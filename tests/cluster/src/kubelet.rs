@@ -73,7 +73,8 @@ pub struct Container {
 pub struct KubeletScript {
     /// Ids that may be given away, by resource.
     pub allocatable: BTreeMap<String, Vec<String>>,
-    /// How many times `GetAllocatableResources` is answered with nothing first: a plugin that is still starting.
+    /// How many times `GetAllocatableResources` is answered with nothing first: a plugin that is
+    /// still starting.
     pub allocatable_empty_first: u32,
     pub containers: Vec<Container>,
     /// Ids and health by `ListAndWatch`.
@@ -182,7 +183,8 @@ impl Kubelet {
                             .serve_with_incoming(incoming(listener)),
                     );
                 }
-                // An error means that the kubelet was dropped without a word, which ends it as well.
+                // An error means that the kubelet was dropped without a word, which ends it as
+                // well.
                 let _ = stopped.await;
             });
         });
@@ -365,7 +367,8 @@ impl Registration for Service {
         }
         let (endpoint, resource) = (request.endpoint, request.resource_name);
         lock(&self.registered).push((endpoint.clone(), resource.clone()));
-        // The answer comes first: the plugin serves its socket, but is not bound to while it registers.
+        // The answer comes first: the plugin serves its socket, but is not bound to while it
+        // registers.
         tokio::spawn(follow(
             Arc::clone(&self.plugins),
             Arc::clone(&self.followed),
@@ -376,15 +379,16 @@ impl Registration for Service {
     }
 }
 
-/// Keeps what a plugin says of its devices, as the kubelet's device manager does; when its stream ends, all of them are
-/// unhealthy.
+/// Keeps what a plugin says of its devices, as the kubelet's device manager does; when its stream
+/// ends, all of them are unhealthy.
 async fn follow(
     plugins: Arc<Folder>,
     followed: Arc<Mutex<Followed>>,
     endpoint: String,
     resource: String,
 ) {
-    // An error is the end of the stream: the kubelet logs it, and so would a test that looks at the plugin's own log.
+    // An error is the end of the stream: the kubelet logs it, and so would a test that looks at the
+    // plugin's own log.
     let _ = read_lists(&plugins, &followed, &endpoint, &resource).await;
     for (_, health) in lock(&followed).entry(resource).or_default() {
         "Unhealthy".clone_into(health);

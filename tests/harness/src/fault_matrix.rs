@@ -1,5 +1,6 @@
-//! `cargo xtask fault-matrix`: the release binary on every simulated node and fault, each held against the checks that
-//! it must trip. The work is done by the simulator's program of the same name.
+//! `cargo xtask fault-matrix`: the release binary on every simulated node and fault, each held
+//! against the checks that it must trip. The work is done by the simulator's program of the same
+//! name.
 
 use std::path::PathBuf;
 use std::process::Command;

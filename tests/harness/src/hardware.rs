@@ -1,7 +1,7 @@
 //! `cargo xtask hardware`: measures on a machine with GPUs what BENCHMARKS.md reports.
 //!
-//! The work is done by tests/hardware/figures.py, which needs no checkout: a machine without Rust receives it and the portable
-//! binary.
+//! The work is done by tests/hardware/figures.py, which needs no checkout: a machine without Rust
+//! receives it and the portable binary.
 
 use std::path::PathBuf;
 use std::process::Command;

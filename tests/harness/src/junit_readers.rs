@@ -1,4 +1,5 @@
-//! `cargo xtask junit-readers`: parsers that others wrote must count in our `JUnit` what our JSON says.
+//! `cargo xtask junit-readers`: parsers that others wrote must count in our `JUnit` what our JSON
+//! says.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ use xtask::{tools, workspace};
 const SCRIPT: &str = include_str!("junit_readers.py");
 const GOLDEN: &str = "tests/golden";
 
-/// Read JUnit reports with junitparser, junit2html and a strict XML parser, and compare their counts with the JSON
+/// Read JUnit reports with junitparser, junit2html and a strict XML parser, and compare their
+/// counts with the JSON
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Folders with *.junit.xml and *.json files [default: tests/golden]

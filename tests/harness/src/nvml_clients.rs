@@ -1,4 +1,5 @@
-//! `cargo xtask nvml-clients`: programs that others wrote must see the simulated node as its scenario says.
+//! `cargo xtask nvml-clients`: programs that others wrote must see the simulated node as its
+//! scenario says.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,12 +12,14 @@ use xtask::{tools, workspace};
 
 const SCRIPT: &str = "tests/simulator/clients/compare.py";
 
-/// One GPU and eight with everything that Hopper reports, one without `NVLink`, and one that is cut into MIG instances.
+/// One GPU and eight with everything that Hopper reports, one without `NVLink`, and one that is cut
+/// into MIG instances.
 const NODES: [&str; 4] = ["h200x1", "h200x8", "g4dn.xlarge", "mig"];
 
 const NVIDIA_SMI_SCRIPT: &str = "tests/simulator/clients/nvidia_smi.py";
 
-/// Those of the captures, and every way in which GPUs are joined: switches, bridges to one another, PCIe alone, MIG.
+/// Those of the captures, and every way in which GPUs are joined: switches, bridges to one another,
+/// PCIe alone, MIG.
 const NVIDIA_SMI_NODES: [&str; 5] = ["h200x1", "h200x8", "p3.16xlarge", "g4dn.12xlarge", "mig"];
 
 /// Of Debian 12's component non-free: the last version of the driver branch that it has.
@@ -24,7 +27,8 @@ const NVIDIA_SMI_PACKAGE: &str = "nvidia-smi=535.261.03-1";
 
 const DEBIAN_SOURCES: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm non-free\n";
 
-/// Hold what nvidia-ml-py, gpustat, nvitop and nvidia-smi show of simulated nodes against the nodes' scenarios
+/// Hold what nvidia-ml-py, gpustat, nvitop and nvidia-smi show of simulated nodes against the
+/// nodes' scenarios
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Nodes by name or from a file [default: those of each client]
@@ -80,7 +84,8 @@ fn run_client(
     Ok(())
 }
 
-/// NVIDIA's own program, unpacked below target/tools; it is never shipped. What cannot be had is an error.
+/// NVIDIA's own program, unpacked below target/tools; it is never shipped. What cannot be had is an
+/// error.
 fn install_nvidia_smi() -> anyhow::Result<PathBuf> {
     let shell = workspace::shell()?;
     let root = workspace::tools().join("nvidia-smi");
@@ -91,8 +96,8 @@ fn install_nvidia_smi() -> anyhow::Result<PathBuf> {
     }
     shell.remove_path(&root)?;
     eprintln!("fetching Debian's {NVIDIA_SMI_PACKAGE}");
-    // An apt of its own: the machine's sources stay as they are, and what the package depends on (NVIDIA's libnvidia-ml,
-    // which nothing here may load) is not fetched.
+    // An apt of its own: the machine's sources stay as they are, and what the package depends on
+    // (NVIDIA's libnvidia-ml, which nothing here may load) is not fetched.
     for folder in [
         "lists/partial",
         "archives/partial",

@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: runs a program on a simulated GPU node. Only that program's environment is changed.
+//! `cargo xtask simulate`: runs a program on a simulated GPU node. Only that program's environment
+//! is changed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,10 +14,12 @@ use xtask::{EXIT_CODE_BAD_INPUT, dist, workspace};
 
 /// Run a program on a simulated GPU node, list the nodes and faults, or pack the simulator
 ///
-/// The program loads simulated NVIDIA libraries (NVML, the CUDA driver, cuBLASLt) instead of the machine's own.
+/// The program loads simulated NVIDIA libraries (NVML, the CUDA driver, cuBLASLt) instead of the
+/// machine's own.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// A node by name (`cargo xtask simulate list`) or from a file, `list`, or `archive` for gpu-simulator as one file
+    /// A node by name (`cargo xtask simulate list`) or from a file, `list`, or `archive` for
+    /// gpu-simulator as one file
     #[arg(value_name = "NODE|list|archive")]
     node: String,
     /// A fault by name or from a file; may be given several times
@@ -104,12 +107,14 @@ fn run_on_node(arguments: &Arguments) -> anyhow::Result<()> {
         .arg("--")
         .args(&arguments.command);
     workspace::without_cargos_library_path(&mut command);
-    // The program takes this process's place: its signals, its terminal and its exit code are then its own.
+    // The program takes this process's place: its signals, its terminal and its exit code are then
+    // its own.
     let error = command.exec();
     Err(error).context("gpu-simulator could not be started")
 }
 
-/// Packs the program, its library and its catalogue, for machines with any supported glibc and no checkout.
+/// Packs the program, its library and its catalogue, for machines with any supported glibc and no
+/// checkout.
 fn archive() -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     let built = dist::build_portable_simulator()?;

@@ -1,4 +1,5 @@
-//! Whole bakes: a healthy machine gives an image with its reports, a broken one gives reports and no image.
+//! Whole bakes: a healthy machine gives an image with its reports, a broken one gives reports and
+//! no image.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -78,7 +79,8 @@ const ON_AMAZON_LINUX: Bake = healthy(
     "dnf versionlock add *nvidia*",
 );
 
-/// Its type has a GPU and its bus shows none: level standard cannot judge one, whatever level image says of the disk.
+/// Its type has a GPU and its bus shows none: level standard cannot judge one, whatever level image
+/// says of the disk.
 const GPU_IS_GONE: Bake = Bake {
     instance_type: WITH_GPU,
     standard: Some("not_judged"),
@@ -86,7 +88,8 @@ const GPU_IS_GONE: Bake = Bake {
     ..ON_AMAZON_LINUX
 };
 
-/// Packer registers it. The task does not take simulated GPUs for real ones, and writes no manifest that could be published.
+/// Packer registers it. The task does not take simulated GPUs for real ones, and writes no manifest
+/// that could be published.
 const GPU_IS_WELL: Bake = Bake {
     gpus: Some("g6.xlarge"),
     standard: Some("pass"),

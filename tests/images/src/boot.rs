@@ -1,5 +1,5 @@
-//! First boots: machines under software emulation, with disks that the provisioners made and GPUs that are simulated. What
-//! starts, and what does not, is systemd's own doing.
+//! First boots: machines under software emulation, with disks that the provisioners made and GPUs
+//! that are simulated. What starts, and what does not, is systemd's own doing.
 
 mod image;
 mod machine;
@@ -18,7 +18,8 @@ use xtask::{dist, workspace};
 /// Level standard with a burn takes a minute of processor time under software emulation.
 const PATIENT_S: u32 = 600;
 const IMPATIENT_S: u32 = 30;
-/// A burn that the time limit allows, and that cannot end within it together with what comes before.
+/// A burn that the time limit allows, and that cannot end within it together with what comes
+/// before.
 const BURN_WITHOUT_AN_END: &str = "burn=29s";
 const SHORT_BURN: &str = "burn=0.2s";
 const HEALTHY: &str = "g6.xlarge";
@@ -209,7 +210,8 @@ fn a_node_that_passes_and_then_fails(images: &Images, folder: &Path) -> anyhow::
         },
     };
     trial("healthy", HEALTHY, "look", SHORT_BURN).run(folder, &[passed("boot")])?;
-    // The second boot of the same disk: validated anew, and a repair and a start by hand bring kubelet back.
+    // The second boot of the same disk: validated anew, and a repair and a start by hand bring
+    // kubelet back.
     trial("healthy-then-ill", FAULTY, "repair", "").run(
         folder,
         &[
@@ -229,7 +231,8 @@ fn a_node_that_fails(images: &Images, folder: &Path) -> anyhow::Result<()> {
         .run(folder, &[failed("boot", &["ecc_errors"])])
 }
 
-/// The profile's time limit ends the first; the second is killed, and the third stands still until systemd's own limit.
+/// The profile's time limit ends the first; the second is killed, and the third stands still until
+/// systemd's own limit.
 fn a_validation_without_an_end(images: &Images, folder: &Path) -> anyhow::Result<()> {
     let image = &images.impatient;
     let disk = image.new_disk(&folder.join("endless.disk"))?;

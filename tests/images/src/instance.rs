@@ -1,4 +1,5 @@
-//! A simulated build instance: a namespace with a small Debian userland, reached through an sshd on loopback.
+//! A simulated build instance: a namespace with a small Debian userland, reached through an sshd on
+//! loopback.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -109,9 +110,9 @@ impl Instance {
         Ok(instance)
     }
 
-    /// sshd runs outside as this user, who may log in as nobody else; every command is carried inside.
-    /// An instance without sshd, whose users are several: files have owners, and commands run as one of them. The user
-    /// needs subordinate ids where it is not root.
+    /// sshd runs outside as this user, who may log in as nobody else; every command is carried
+    /// inside. An instance without sshd, whose users are several: files have owners, and commands
+    /// run as one of them. The user needs subordinate ids where it is not root.
     pub(super) fn with_users(
         folder: &Path,
         userland: &Path,
@@ -216,8 +217,9 @@ impl Instance {
         cmd!(shell, "ssh-keygen -q -t ed25519 -N '' -f {host_key}")
             .quiet()
             .run()?;
-        // bash takes a shell of level 2 for none that sshd started, and leaves this user's own start-up files alone.
-        // Programs that sshd asks for keys must be root's, so Python is, and the script is its argument.
+        // bash takes a shell of level 2 for none that sshd started, and leaves this user's own
+        // start-up files alone. Programs that sshd asks for keys must be root's, so Python is, and
+        // the script is its argument.
         let configuration = format!(
             "ListenAddress 127.0.0.1\nPort {}\nHostKey {}\nAuthorizedKeysFile none\n\
              AuthorizedKeysCommand /usr/bin/python3 -I {} {}/\nAuthorizedKeysCommandUser {}\nPidFile none\nUsePAM no\n\

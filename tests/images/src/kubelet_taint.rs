@@ -1,4 +1,5 @@
-//! What `kubelet-taints-unvalidated.sh` tells kubelet, for every way in which nodeadm configures it.
+//! What `kubelet-taints-unvalidated.sh` tells kubelet, for every way in which nodeadm configures
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,8 +59,9 @@ pub(super) fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As the kubelet merges them (kubernetes, cmd/kubelet/app/server.go, `mergeKubeletConfigurations`): files that end with
-/// `.conf`, in the order of their names, each a merge patch of what was before, so that a later list replaces an earlier one.
+/// As the kubelet merges them (kubernetes, cmd/kubelet/app/server.go,
+/// `mergeKubeletConfigurations`): files that end with `.conf`, in the order of their names, each a
+/// merge patch of what was before, so that a later list replaces an earlier one.
 fn drop_ins(node: &Node<'_>, folder: &Path) -> anyhow::Result<()> {
     let drop_ins = folder.join("config.json.d");
     std::fs::create_dir_all(&drop_ins)?;

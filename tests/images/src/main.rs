@@ -22,8 +22,9 @@ use xtask::{command_line, dist};
 
 /// Prove the machine images: templates, systemd units, and whole bakes on a simulated machine
 ///
-/// A bake runs the real Packer and the real provisioners. moto answers in AWS's place; the instance is a namespace behind an
-/// sshd on loopback, in which stand-ins take the place of package managers (tests/images).
+/// A bake runs the real Packer and the real provisioners. moto answers in AWS's place; the instance
+/// is a namespace behind an sshd on loopback, in which stand-ins take the place of package managers
+/// (tests/images).
 #[derive(Debug, clap::Args)]
 struct Arguments {
     /// Only these parts [default: all but boot]
@@ -46,11 +47,13 @@ enum Part {
     Withheld,
     /// hadolint has nothing to say of the runner's Dockerfile
     Dockerfile,
-    /// What the provisioners leave on a simulated machine: how it joins its cluster, and what a job may do there
+    /// What the provisioners leave on a simulated machine: how it joins its cluster, and what a job
+    /// may do there
     Provision,
     /// Every template on a healthy machine, and one on broken ones
     Bake,
-    /// Build the runner's Dockerfile with buildah on a small Debian with stand-ins, and use what is built
+    /// Build the runner's Dockerfile with buildah on a small Debian with stand-ins, and use what is
+    /// built
     RunnerImage,
     /// Boot machines under software emulation, well and broken ones; only when it is named
     Boot,

@@ -1,5 +1,5 @@
-//! What the provisioners leave on a simulated machine, without Packer and AWS: how it joins its cluster, what its services
-//! start with, and what a job may do on a runner.
+//! What the provisioners leave on a simulated machine, without Packer and AWS: how it joins its
+//! cluster, what its services start with, and what a job may do on a runner.
 
 use std::path::Path;
 use std::process::Output;
@@ -318,7 +318,8 @@ fn provisioners() -> std::path::PathBuf {
 mod tests {
     use super::{MACHINES, provisioners};
 
-    /// A provisioner that build.pkr.hcl runs and this list lacks would not be tested here, and the other way round.
+    /// A provisioner that build.pkr.hcl runs and this list lacks would not be tested here, and the
+    /// other way round.
     #[test]
     fn the_provisioners_are_those_of_the_template() {
         let template = include_str!("../../../packer/build.pkr.hcl");

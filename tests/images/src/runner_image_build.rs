@@ -1,4 +1,5 @@
-//! The runner's Dockerfile built by buildah, on a small Debian in which stand-ins take the place of what needs the network.
+//! The runner's Dockerfile built by buildah, on a small Debian in which stand-ins take the place of
+//! what needs the network.
 
 use std::path::Path;
 
@@ -11,11 +12,13 @@ use xtask::{debian_userland, workspace};
 
 const BASE: &str = "localhost/gpu-bringup-test-base";
 const IMAGE: &str = "localhost/gpu-bringup-test-runner";
-/// What the Dockerfile's own lines need, and what compiles: Debian's cmake and ninja stand where pip3 puts newer ones.
+/// What the Dockerfile's own lines need, and what compiles: Debian's cmake and ninja stand where
+/// pip3 puts newer ones.
 const PACKAGES: &str = "bash,coreutils,dash,findutils,gawk,grep,gzip,libc-bin,sed,tar,util-linux,perl-base,libgcc-s1,login,passwd,\
     ccache,cmake,gcc,libc6-dev,ninja-build";
 
-/// What the Dockerfile runs and this machine cannot: packages and downloads. The call is written down.
+/// What the Dockerfile runs and this machine cannot: packages and downloads. The call is written
+/// down.
 const STAND_IN: &str = r#"#!/bin/bash
 set -euo pipefail
 name=${0##*/}

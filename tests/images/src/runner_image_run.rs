@@ -1,11 +1,13 @@
-//! The runner's image put to use: its hooks and its compilers, as its own user and with its own environment.
+//! The runner's image put to use: its hooks and its compilers, as its own user and with its own
+//! environment.
 
 use anyhow::{Context as _, ensure};
 use xshell::{Shell, cmd};
 
 use super::runner_image_build::dockerfile_argument;
 
-/// Two builds of one file with the image's own settings: the second finds in the cache whatever the first compiled.
+/// Two builds of one file with the image's own settings: the second finds in the cache whatever the
+/// first compiled.
 const COMPILE: &str = r#"
 set -euo pipefail
 cd "$(mktemp --directory)"
@@ -21,7 +23,8 @@ done
 ccache --print-stats
 "#;
 
-/// What a job's hook does where there is no GPU: it stops the job, and leaves its mark where the image keeps such marks.
+/// What a job's hook does where there is no GPU: it stops the job, and leaves its mark where the
+/// image keeps such marks.
 const REFUSED_JOB: &str = r#"
 set -euo pipefail
 export GITHUB_ACTIONS=true RUNNER_NAME=image
@@ -61,7 +64,8 @@ fn look(shell: &Shell, container: &str) -> anyhow::Result<()> {
     said("test -x run.sh && test -w . && test ! -w /usr/bin/gpu-validator && test ! -w /opt/gpu-bringup/hooks")
         .context("a job could change what watches it, or the runner could not be registered")?;
 
-    // With the nvidia runtime as default, the image's own wish would give a pod without a limit every GPU.
+    // With the nvidia runtime as default, the image's own wish would give a pod without a limit
+    // every GPU.
     said("test -z \"${NVIDIA_VISIBLE_DEVICES:-}\"").context("the image asks for GPUs by itself")?;
 
     let refused = run(shell, container, REFUSED_JOB, EXIT_CODE_NOT_JUDGED)?;

@@ -1,4 +1,5 @@
-//! Simulated GPUs for machines that are simulated as a whole: what `tests/images/simulated-gpus.sh` needs beside it.
+//! Simulated GPUs for machines that are simulated as a whole: what `tests/images/simulated-gpus.sh`
+//! needs beside it.
 
 use std::path::Path;
 
@@ -6,7 +7,8 @@ use xshell::cmd;
 
 use xtask::workspace;
 
-/// Fills `folder`. `built` has the simulator's programs and library, for any glibc that a machine may have.
+/// Fills `folder`. `built` has the simulator's programs and library, for any glibc that a machine
+/// may have.
 pub(super) fn install(built: &Path, folder: &Path) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     shell.create_dir(folder)?;

@@ -8,8 +8,8 @@ use xshell::{Shell, cmd};
 
 use xtask::workspace;
 
-/// `systemd-analyze security` counts from 0 (shut) to 100. What the validator must see and do (devices, modules, processes,
-/// root) is most of what is left.
+/// `systemd-analyze security` counts from 0 (shut) to 100. What the validator must see and do
+/// (devices, modules, processes, root) is most of what is left.
 const EXPOSURE_MAXIMUM: u8 = 60;
 
 /// Programs that the units start, which are on the image only.

@@ -1,4 +1,5 @@
-//! What `gpu-validator-withheld.sh` does for an instance that did not pass: prints, publishes, and sets its end.
+//! What `gpu-validator-withheld.sh` does for an instance that did not pass: prints, publishes, and
+//! sets its end.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,6 +1,8 @@
-//! Attacks that once succeeded, by class. docs/threat-model.md names who may do what; each test names its row.
+//! Attacks that once succeeded, by class. docs/threat-model.md names who may do what; each test
+//! names its row.
 //!
-//! The long random ones run where `GPU_BRINGUP_ATTACK_TRIALS` says how many trials a command gets; CI makes few.
+//! The long random ones run where `GPU_BRINGUP_ATTACK_TRIALS` says how many trials a command gets;
+//! CI makes few.
 
 mod old_reports;
 mod predictable_names;
@@ -14,7 +16,8 @@ pub(crate) fn trials(default: usize) -> usize {
     asked.map_or(default, |it| it.parse().expect("a number of trials"))
 }
 
-/// The seed of a random test, which its failure prints: another one each night, the same in every run of CI.
+/// The seed of a random test, which its failure prints: another one each night, the same in every
+/// run of CI.
 pub(crate) fn seed() -> u64 {
     let asked = std::env::var("GPU_BRINGUP_ATTACK_SEED").ok();
     asked.map_or(20_261_123, |it| it.parse().expect("a seed"))

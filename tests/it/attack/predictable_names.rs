@@ -1,4 +1,5 @@
-//! Names that another user of the machine can guess, and what that user puts there (threat model: T2).
+//! Names that another user of the machine can guess, and what that user puts there (threat model:
+//! T2).
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;

@@ -60,7 +60,8 @@ fn sigterm_soon_after_the_start_leaves_a_report_that_is_not_green() {
         let mut run = node.run_command(&["--level", "quick"]);
         let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = child.expect("the validator starts");
-        // Where the first instructions are late, the kernel ends the process before it has a handler.
+        // Where the first instructions are late, the kernel ends the process before it has a
+        // handler.
         eventually("the handlers", || handles_sigterm(child.id()));
         std::thread::sleep(moment / 4);
         signal(child.id(), "TERM");

@@ -1,4 +1,5 @@
-//! A program on cudarc's safe layer, as others write it: `tests/cudarc.rs` starts it on simulated nodes. Prints what it saw.
+//! A program on cudarc's safe layer, as others write it: `tests/cudarc.rs` starts it on simulated
+//! nodes. Prints what it saw.
 
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
@@ -33,7 +34,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The check kernel's values, through a stream of its own and memory that is taken and given back in its order.
+/// The check kernel's values, through a stream of its own and memory that is taken and given back
+/// in its order.
 fn run(context: &std::sync::Arc<CudaContext>, seed: u32) -> Result<Vec<u32>> {
     let stream = context.new_stream()?;
     let module = context.load_module(Ptx::from_src(CHECK_PTX))?;

@@ -17,7 +17,8 @@ fn main() -> Result<()> {
     let mut names = scenario.split('+').map(str::to_owned);
     let node = names.next().unwrap_or_default();
     let faults: Vec<String> = names.collect();
-    // Cargo keeps the library that belongs to this build here; the copy in target/<profile> is made by `cargo build` alone.
+    // Cargo keeps the library that belongs to this build here; the copy in target/<profile> is made
+    // by `cargo build` alone.
     let executable = std::env::current_exe()?;
     let profile = executable
         .ancestors()

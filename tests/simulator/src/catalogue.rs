@@ -1,4 +1,5 @@
-//! The nodes, GPU models and faults in a folder: their names, and their files read with errors that a person can act on.
+//! The nodes, GPU models and faults in a folder: their names, and their files read with errors that
+//! a person can act on.
 
 use crate::faults::{ExpectedVerdict, Fault};
 use crate::scenario::{Driver, Host, SimulatedProcess};
@@ -18,7 +19,8 @@ pub struct NodeFile {
     pub model: String,
     /// PCI addresses of the GPUs, one each: their number is the number of GPUs.
     pub pci_addresses: Vec<String>,
-    /// Start of the GPUs' UUIDs, which end in their number; null derives UUIDs from the node's name.
+    /// Start of the GPUs' UUIDs, which end in their number; null derives UUIDs from the node's
+    /// name.
     #[serde(default)]
     pub uuid_prefix: Option<String>,
     pub driver: Driver,
@@ -31,8 +33,8 @@ pub struct NodeFile {
     pub gpus: BTreeMap<u32, serde_json::Map<String, serde_json::Value>>,
     #[serde(default)]
     pub processes: BTreeMap<String, SimulatedProcess>,
-    /// Checks of gpu-validator that are not green although the node is healthy, with `because`: what is worth a warning on
-    /// such a node, or what the validator does not know yet.
+    /// Checks of gpu-validator that are not green although the node is healthy, with `because`:
+    /// what is worth a warning on such a node, or what the validator does not know yet.
     #[serde(default)]
     pub trips: BTreeMap<String, ExpectedVerdict>,
     #[serde(default)]
@@ -72,8 +74,8 @@ impl Kind {
 }
 
 impl Catalogue {
-    /// The files that came with the program: those of its archive (`share/gpu-simulator` beside `bin`), else of the
-    /// repository that it was built from.
+    /// The files that came with the program: those of its archive (`share/gpu-simulator` beside
+    /// `bin`), else of the repository that it was built from.
     pub fn shipped() -> Self {
         let program = std::env::current_exe().unwrap_or_default();
         let of_archive = program.ancestors().nth(2);
@@ -114,7 +116,8 @@ impl Catalogue {
         Ok(names)
     }
 
-    /// The file of a name; a name that holds a `/` or ends in `.yaml` or `.yml` is a path, to a file anywhere.
+    /// The file of a name; a name that holds a `/` or ends in `.yaml` or `.yml` is a path, to a
+    /// file anywhere.
     pub fn find(&self, kind: Kind, name: &str) -> Result<PathBuf> {
         if is_path(name) {
             let path = PathBuf::from(name);

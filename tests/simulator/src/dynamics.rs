@@ -1,7 +1,7 @@
 //! Power, clocks, temperature and utilisation that follow load: one first-order lag each.
 //!
-//! The lags are of a real board's order (power settles in a fraction of a second, heat in tens of seconds), so that tools
-//! which sample see a ramp, and a short test still sees a difference.
+//! The lags are of a real board's order (power settles in a fraction of a second, heat in tens of
+//! seconds), so that tools which sample see a ramp, and a short test still sees a difference.
 
 use crate::gpu::{ClockSet, Gpu, LinkLoad, ThrottleReason};
 use serde::Serialize;
@@ -13,15 +13,17 @@ const HEAT_LAG_S: f64 = 12.0;
 /// Above this share of load the power limit (or the board's own ceiling) holds the clock.
 const POWER_CAP_SHARE: f64 = 0.9;
 
-/// A program that keeps a GPU at work queues launches ahead, and the GPU has no gaps between them. The simulator computes when a
-/// launch is made, on a CPU that others use, too: gaps up to this long between the launches of a queue are no idle time.
+/// A program that keeps a GPU at work queues launches ahead, and the GPU has no gaps between them.
+/// The simulator computes when a launch is made, on a CPU that others use, too: gaps up to this
+/// long between the launches of a queue are no idle time.
 const QUEUE_GAP_NS: u64 = 400_000_000;
 /// So many launches in a row make a queue; a single kernel does not heat a GPU.
 const QUEUE_LAUNCHES: u64 = 8;
 
 const THROTTLE_REASONS: usize = 9;
 
-/// The lagged values of one GPU, shared between processes. Each is an `f64` from 0 (idle) to 1 (full load).
+/// The lagged values of one GPU, shared between processes. Each is an `f64` from 0 (idle) to 1
+/// (full load).
 #[repr(C)]
 #[derive(Debug)]
 pub struct DynamicState {
@@ -51,8 +53,8 @@ impl DynamicState {
             .store(u64::from(of_cublaslt), Ordering::Release);
     }
 
-    /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then notes whether work runs
-    /// now.
+    /// Moves the lagged values on to `now_ns`, with the load that held since the last update; then
+    /// notes whether work runs now.
     ///
     /// One caller wins a step; one that is killed between winning and storing loses that step only.
     pub(crate) fn advance(&self, gpu: &Gpu, now_ns: u64, runs_now: bool) {
@@ -175,7 +177,8 @@ pub struct Readings {
     pub throttle_reasons: Vec<ThrottleReason>,
     /// Since the node was prepared.
     pub energy_mj: u64,
-    /// Seconds that each throttle reason held since the driver was loaded, in the order of `ThrottleReason`.
+    /// Seconds that each throttle reason held since the driver was loaded, in the order of
+    /// `ThrottleReason`.
     pub throttled_s: [f64; THROTTLE_REASONS],
     /// `P0` is 0.
     pub performance_state: u32,
@@ -206,7 +209,8 @@ fn link_load_of(busy: bool, gpu: &Gpu) -> LinkLoad {
     }
 }
 
-/// The sensors of a GPU that is `gpu` and whose load was `state`, `elapsed_s` after the node was prepared.
+/// The sensors of a GPU that is `gpu` and whose load was `state`, `elapsed_s` after the node was
+/// prepared.
 pub fn readings(gpu: &Gpu, state: &DynamicState, elapsed_s: f64) -> Readings {
     let now = state.snapshot();
     let of_cublaslt = state.of_cublaslt.load(Ordering::Acquire) == 1;
@@ -298,8 +302,8 @@ fn energy_mj(gpu: &Gpu, full_power_mw: u32, now: &Snapshot, elapsed_s: f64) -> u
 }
 
 impl Gpu {
-    /// By how much the clock under load is divided: a slowdown by heat, power brake or hardware halves it; real boards vary
-    /// between a half and an eighth.
+    /// By how much the clock under load is divided: a slowdown by heat, power brake or hardware
+    /// halves it; real boards vary between a half and an eighth.
     pub(crate) fn slowdown(&self) -> u32 {
         let slowed = self.throttle_reasons.iter().any(|reason| reason.slows());
         if slowed { 2 } else { 1 }
@@ -307,7 +311,8 @@ impl Gpu {
 }
 
 impl ThrottleReason {
-    /// Whether it lowers the clock under load; the others only say why a clock is what it was set to.
+    /// Whether it lowers the clock under load; the others only say why a clock is what it was set
+    /// to.
     fn slows(self) -> bool {
         matches!(
             self,
@@ -411,7 +416,8 @@ mod tests {
         );
     }
 
-    /// Launches of a millisecond with gaps of 200 ms between them, from `SECOND_NS` on; returns when the last one ended.
+    /// Launches of a millisecond with gaps of 200 ms between them, from `SECOND_NS` on; returns
+    /// when the last one ended.
     fn launches_with_gaps(gpu: &Gpu, state: &DynamicState, count: u64) -> u64 {
         let mut now = SECOND_NS;
         for _ in 0..count {

@@ -1,12 +1,14 @@
-//! A copy of a shared library that lacks some symbols, to stand for a driver that is too old for a call.
+//! A copy of a shared library that lacks some symbols, to stand for a driver that is too old for a
+//! call.
 
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 
-/// Copies a library and renames the given dynamic symbols in its string table, so that `dlsym` does not find them.
+/// Copies a library and renames the given dynamic symbols in its string table, so that `dlsym` does
+/// not find them.
 ///
-/// The hash tables still file the symbol under its old name's hash; a look-up of the old name compares the names and
-/// misses, and nobody looks up the new one.
+/// The hash tables still file the symbol under its old name's hash; a look-up of the old name
+/// compares the names and misses, and nobody looks up the new one.
 pub(crate) fn copy_without_symbols(library: &Path, copy: &Path, symbols: &[String]) -> Result<()> {
     let mut bytes =
         std::fs::read(library).with_context(|| format!("read {}", library.display()))?;
@@ -20,7 +22,8 @@ pub(crate) fn copy_without_symbols(library: &Path, copy: &Path, symbols: &[Strin
     std::fs::write(copy, bytes).with_context(|| format!("write {}", copy.display()))
 }
 
-/// Overwrites the first letter wherever the whole name stands alone between two NULs, as in a string table.
+/// Overwrites the first letter wherever the whole name stands alone between two NULs, as in a
+/// string table.
 fn rename(bytes: &mut [u8], symbol: &str) -> usize {
     let pattern = [b"\0", symbol.as_bytes(), b"\0"].concat();
     let positions: Vec<usize> = bytes

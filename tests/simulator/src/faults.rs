@@ -33,10 +33,12 @@ pub struct Fault {
     /// An Xid: a line in the kernel log, and an event of NVML's event sets.
     #[serde(default)]
     pub xid: Option<Xid>,
-    /// Further messages in the kernel log; `{pci}` stands for the GPU's address, `{port}` for that of the port above it.
+    /// Further messages in the kernel log; `{pci}` stands for the GPU's address, `{port}` for that
+    /// of the port above it.
     #[serde(default)]
     pub kernel_log: Vec<String>,
-    /// How many times the messages come, at once; `{n}` in a message is the number of the time, from 0.
+    /// How many times the messages come, at once; `{n}` in a message is the number of the time,
+    /// from 0.
     #[serde(default = "once")]
     pub kernel_log_times: u32,
     /// What follows later.
@@ -45,7 +47,8 @@ pub struct Fault {
     /// Why no check trips, for faults that a GPU node must take without blaming its GPUs.
     #[serde(default)]
     pub harmless: Option<String>,
-    /// Every check that is not green on a node with this fault, and its verdict. No other may be. Empty only with `harmless`.
+    /// Every check that is not green on a node with this fault, and its verdict. No other may be.
+    /// Empty only with `harmless`.
     pub trips: BTreeMap<String, ExpectedVerdict>,
 }
 
@@ -80,7 +83,8 @@ fn once() -> u32 {
 #[serde(deny_unknown_fields)]
 pub struct Xid {
     pub code: u32,
-    /// What follows the number, such as `pid='<unknown>', name=<unknown>, GPU has fallen off the bus.`
+    /// What follows the number, such as
+    /// `pid='<unknown>', name=<unknown>, GPU has fallen off the bus.`
     pub message: String,
 }
 
@@ -94,7 +98,8 @@ pub enum Level {
     Extended,
 }
 
-/// What a check must say. A pass or a skip is never listed: everything that is not listed must be one of these.
+/// What a check must say. A pass or a skip is never listed: everything that is not listed must be
+/// one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpectedVerdict {

@@ -1,13 +1,15 @@
 //! What one simulated GPU is and how it is: every value that NVML, CUDA or the host shows of it.
 //!
-//! A model file (`models/*.yaml`) writes the product's values; what is left out is the healthy default. A node adds
-//! identities and overrides, a fault changes values by their path, such as `ecc.volatile.dram_uncorrectable`.
+//! A model file (`models/*.yaml`) writes the product's values; what is left out is the healthy
+//! default. A node adds identities and overrides, a fault changes values by their path, such as
+//! `ecc.volatile.dram_uncorrectable`.
 
 use crate::quantity::{Bytes, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One GPU. `Option` fields that are null are values that this product does not have; NVML answers `NotSupported`.
+/// One GPU. `Option` fields that are null are values that this product does not have; NVML answers
+/// `NotSupported`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -19,7 +21,8 @@ pub struct Gpu {
     #[serde(default)]
     pub pdi: u64,
     pub minor_number: u32,
-    /// `domain:bus:device.function` in lower-case hexadecimal, with the four-digit domain that sysfs uses.
+    /// `domain:bus:device.function` in lower-case hexadecimal, with the four-digit domain that
+    /// sysfs uses.
     pub pci_address: String,
     #[serde(default)]
     pub module_id: Option<u32>,
@@ -54,8 +57,9 @@ pub struct Gpu {
     pub memory: Bytes,
     /// What the driver keeps for itself; CUDA's total is `memory - memory_reserved`.
     pub memory_reserved: Bytes,
-    /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what is free would otherwise ask a
-    /// CPU to fill and to multiply 139 GiB. Whoever asks for more memory gets it, as far as the GPU has it.
+    /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what
+    /// is free would otherwise ask a CPU to fill and to multiply 139 GiB. Whoever asks for more
+    /// memory gets it, as far as the GPU has it.
     #[serde(default = "quickly_computed")]
     pub cuda_free_memory_maximum: Option<Bytes>,
     pub bar1_memory: Bytes,
@@ -100,7 +104,8 @@ pub struct Gpu {
     /// Throttle reasons that hold besides those that follow from load (idle, software power cap).
     #[serde(default)]
     pub throttle_reasons: Vec<ThrottleReason>,
-    /// How long throttle reasons had held before the node's start, as the driver's counters have it.
+    /// How long throttle reasons had held before the node's start, as the driver's counters have
+    /// it.
     #[serde(default)]
     pub throttled_before: BTreeMap<ThrottleReason, Time>,
     #[serde(default = "yes")]
@@ -127,7 +132,8 @@ pub struct Gpu {
     /// `cuMemFree` that does not return, or does not give memory back.
     #[serde(default)]
     pub free_fault: Option<FreeFault>,
-    /// Contexts and memory of this GPU come to be on another one, by its number: CUDA reports this one, NVML the other.
+    /// Contexts and memory of this GPU come to be on another one, by its number: CUDA reports this
+    /// one, NVML the other.
     #[serde(default)]
     pub cuda_lands_on: Option<u32>,
     #[serde(default)]
@@ -138,7 +144,8 @@ pub struct Gpu {
     /// NVML functions that misbehave when they are called for this GPU.
     #[serde(default)]
     pub nvml: NvmlCalls,
-    /// Whether a process may open the GPU's device node; a container's device control group may refuse it.
+    /// Whether a process may open the GPU's device node; a container's device control group may
+    /// refuse it.
     #[serde(default = "yes")]
     pub device_node_allowed: bool,
     /// Share of the model's speed that kernels reach.
@@ -287,7 +294,8 @@ pub struct Temperature {
     pub gpu_max_c: i32,
     #[serde(default)]
     pub memory_max_c: Option<i32>,
-    /// The board tells a margin (T.Limit) in place of absolute thresholds (Ada Lovelace data centre, Hopper, Blackwell).
+    /// The board tells a margin (T.Limit) in place of absolute thresholds (Ada Lovelace data
+    /// centre, Hopper, Blackwell).
     #[serde(default)]
     pub t_limit: bool,
 }
@@ -302,7 +310,8 @@ pub struct Pcie {
     pub generation: Option<u32>,
     #[serde(default)]
     pub width: Option<u32>,
-    /// The generation that the link falls to while the GPU is idle in P8; null for boards that keep it.
+    /// The generation that the link falls to while the GPU is idle in P8; null for boards that keep
+    /// it.
     #[serde(default)]
     pub idle_generation: Option<u32>,
     /// What the link falls to while the GPU works; null means that it stays what it is.
@@ -498,7 +507,8 @@ pub struct Ecc {
     pub sram_threshold_exceeded: bool,
     #[serde(default)]
     pub sram_sources: SramSources,
-    /// Ampere and newer count SRAM and DRAM apart with the SRAM status call; older ones by location only.
+    /// Ampere and newer count SRAM and DRAM apart with the SRAM status call; older ones by location
+    /// only.
     #[serde(default)]
     pub sram_status: bool,
 }
@@ -742,7 +752,8 @@ pub struct CudaError {
     pub code: u32,
     /// The call that first returns it.
     pub from: CudaCall,
-    /// Once seen, every later call in the context returns it too (as for 700, 719 and other sticky errors).
+    /// Once seen, every later call in the context returns it too (as for 700, 719 and other sticky
+    /// errors).
     #[serde(default)]
     pub sticky: bool,
 }
@@ -764,11 +775,12 @@ pub enum CudaCall {
 #[serde(deny_unknown_fields)]
 pub struct WrongResults {
     pub kind: WrongResultKind,
-    /// Part of a kernel's name; null means every kernel that writes results. `gemm` are all matrix products, those of cuBLASLt
-    /// (`cublasLtMatmul`) too.
+    /// Part of a kernel's name; null means every kernel that writes results. `gemm` are all matrix
+    /// products, those of cuBLASLt (`cublasLtMatmul`) too.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// Element of the output, counted from its start; null means one that follows from the launch's number.
+    /// Element of the output, counted from its start; null means one that follows from the launch's
+    /// number.
     #[serde(default)]
     pub element: Option<u64>,
     /// The bit that flips, for `bit`; null means one that follows from the launch's number.
@@ -797,14 +809,15 @@ pub struct WrongResults {
     pub until_load: Option<Time>,
 }
 
-/// Memory that does not keep what was written, or copies that do not bring it. Places are counted through the memory that a
-/// process has of the GPU, one allocation after the other, as if it were one.
+/// Memory that does not keep what was written, or copies that do not bring it. Places are counted
+/// through the memory that a process has of the GPU, one allocation after the other, as if it were
+/// one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryFault {
     pub kind: MemoryFaultKind,
-    /// The place, for `at-rest`, `lost-stores` and `aliased`; for copies the byte of the copy. It is taken within what is
-    /// there, so that any place is one.
+    /// The place, for `at-rest`, `lost-stores` and `aliased`; for copies the byte of the copy. It
+    /// is taken within what is there, so that any place is one.
     #[serde(default)]
     pub offset: Bytes,
     /// How much of memory it is about, for `lost-stores` and `aliased`: whole pages of 4 KiB.
@@ -895,7 +908,8 @@ pub enum WrongResultKind {
     Infinity,
     /// The same bit of two elements of a column flips, which a sum over the column may not see.
     TwoRows,
-    /// The same wrong value in the same element every time: copies agree with one another and are all wrong.
+    /// The same wrong value in the same element every time: copies agree with one another and are
+    /// all wrong.
     SameEveryTime,
     /// The launch succeeds in its usual time and writes nothing: what was there before stays.
     Stale,

@@ -1,8 +1,9 @@
 //! The host side of a node, as files below a sysroot.
 //!
-//! Device nodes are plain files; everything else has the form that the kernel, systemd and NVIDIA's packages give it.
-//! Later changes reach the kernel log, the counters and links of PCI devices, device nodes, active units and the files that
-//! a scenario names (`update_sysroot`); the rest shows the state at the node's start.
+//! Device nodes are plain files; everything else has the form that the kernel, systemd and NVIDIA's
+//! packages give it. Later changes reach the kernel log, the counters and links of PCI devices,
+//! device nodes, active units and the files that a scenario names (`update_sysroot`); the rest
+//! shows the state at the node's start.
 
 use crate::gpu::{Architecture, Gpu, LinkLoad};
 use crate::scenario::{Container, KernelModule, Scenario, ScheduledEvent, Toolkit};
@@ -79,8 +80,9 @@ impl Root<'_> {
     }
 }
 
-/// Writes the host's files. Events that happened before the start go to the kernel log. `library` is what the user-mode
-/// libraries of compat folders are. Returns the number of records in the kernel log.
+/// Writes the host's files. Events that happened before the start go to the kernel log. `library`
+/// is what the user-mode libraries of compat folders are. Returns the number of records in the
+/// kernel log.
 pub fn write_sysroot(
     sysroot: &Path,
     scenario: &Scenario,
@@ -103,8 +105,9 @@ pub fn write_sysroot(
     Ok(records)
 }
 
-/// Writes what a change on a running node makes different: counters and links of PCI devices, which device nodes and active
-/// units there are, and files that the scenario names. Everything else is as it was at the start.
+/// Writes what a change on a running node makes different: counters and links of PCI devices, which
+/// device nodes and active units there are, and files that the scenario names. Everything else is
+/// as it was at the start.
 pub fn update_sysroot(sysroot: &Path, before: &Scenario, after: &Scenario) -> Result<()> {
     let root = Root(sysroot);
     for (old, new) in before.gpus.iter().zip(&after.gpus) {
@@ -297,7 +300,8 @@ fn write_modules(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         }
         root.write(&format!("sys/module/{module}/initstate"), "live\n")?;
         root.write(&format!("sys/module/{module}/refcnt"), "1\n")?;
-        // Only NVIDIA's own module states a version; its helpers and the kernel's modules have the kernel's.
+        // Only NVIDIA's own module states a version; its helpers and the kernel's modules have the
+        // kernel's.
         if is_nvidia {
             root.write(
                 &format!("sys/module/{module}/version"),
@@ -495,7 +499,8 @@ fn pci_folder(gpu: &Gpu) -> String {
     format!("sys/bus/pci/devices/{}", gpu.pci_address)
 }
 
-/// A port with a device below it, as sysfs has them: the device's folder lies in that of the port, and links lead to both.
+/// A port with a device below it, as sysfs has them: the device's folder lies in that of the port,
+/// and links lead to both.
 fn write_pci_port(root: &Root<'_>, port: &str, device: &str) -> Result<()> {
     let domain = port.split(':').next().unwrap_or("0000");
     let folder = format!("sys/devices/pci{domain}:00/{port}");
@@ -517,7 +522,8 @@ fn write_pci_port(root: &Root<'_>, port: &str, device: &str) -> Result<()> {
     )
 }
 
-/// The kernel's names of the errors that Advanced Error Reporting counts; the simulator books all on the first.
+/// The kernel's names of the errors that Advanced Error Reporting counts; the simulator books all
+/// on the first.
 fn write_aer_counters(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
     const CORRECTABLE: [&str; 8] = [
         "RxErr",
@@ -612,8 +618,8 @@ fn write_device_node(root: &Root<'_>, node: &str) -> Result<()> {
         .with_context(|| format!("set the mode of {path}"))
 }
 
-/// The capabilities of MIG as the driver numbers them, with their names: two for the machine, then one for each GPU
-/// instance and each compute instance.
+/// The capabilities of MIG as the driver numbers them, with their names: two for the machine, then
+/// one for each GPU instance and each compute instance.
 fn mig_capabilities(scenario: &Scenario) -> Vec<(u32, String)> {
     /// An instance and its eight compute instances.
     const PER_INSTANCE: u32 = 9;
@@ -636,7 +642,8 @@ fn mig_capabilities(scenario: &Scenario) -> Vec<(u32, String)> {
     capabilities
 }
 
-/// systemd as files: a unit's file, the link by which a target wants it, and the control group of its processes.
+/// systemd as files: a unit's file, the link by which a target wants it, and the control group of
+/// its processes.
 fn write_units(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     root.folder("run/systemd/system")?;
     root.write(
@@ -701,10 +708,11 @@ fn write_toolkits(root: &Root<'_>, scenario: &Scenario, library: &Path) -> Resul
     write_loader_cache(root, scenario)
 }
 
-/// The loader's cache, in which compat folders of the loader's configuration come before the driver's own libraries.
+/// The loader's cache, in which compat folders of the loader's configuration come before the
+/// driver's own libraries.
 ///
-/// The format is glibc's: a header of 48 bytes, an entry of 24 bytes for each library (kind, offsets of name and path),
-/// and the strings.
+/// The format is glibc's: a header of 48 bytes, an entry of 24 bytes for each library (kind,
+/// offsets of name and path), and the strings.
 fn write_loader_cache(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     const HEADER: &[u8; 20] = b"glibc-ld.so.cache1.1";
     const HEADER_BYTES: usize = 48;
@@ -776,7 +784,8 @@ fn write_toolkit(root: &Root<'_>, name: &str, toolkit: &Toolkit, library: &Path)
     let Some(driver) = &toolkit.compat else {
         return Ok(());
     };
-    // A program may load it, so it is the simulator's library under the name that the package gives it.
+    // A program may load it, so it is the simulator's library under the name that the package gives
+    // it.
     let file = format!("{folder}/compat/libcuda.so.{driver}");
     root.folder(&format!("{folder}/compat"))?;
     std::fs::hard_link(library, root.path(&file)).with_context(|| format!("link {file}"))?;
@@ -844,7 +853,8 @@ fn write_container_runtime(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     Ok(())
 }
 
-/// The kernel log as records of `/dev/kmsg`: priority, sequence number, microseconds since boot, flags; then the message.
+/// The kernel log as records of `/dev/kmsg`: priority, sequence number, microseconds since boot,
+/// flags; then the message.
 fn write_kernel_log(
     root: &Root<'_>,
     scenario: &Scenario,
@@ -894,7 +904,8 @@ fn boot_messages(scenario: &Scenario) -> Vec<String> {
     messages
 }
 
-/// A file that nobody but root may read; for root, who may read every file, one that cannot be opened at all.
+/// A file that nobody but root may read; for root, who may read every file, one that cannot be
+/// opened at all.
 fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
     #[allow(unsafe_code, reason = "asks for the user id")]
     // SAFETY: takes and writes no memory.

@@ -1,4 +1,5 @@
-//! The nodes that `gpu-simulator` keeps by name, for as long as the program that each was made for runs.
+//! The nodes that `gpu-simulator` keeps by name, for as long as the program that each was made for
+//! runs.
 
 use crate::state::start_time;
 use anyhow::{Context, Result, bail, ensure};
@@ -71,8 +72,8 @@ impl Instances {
         bail!("no node `{name}` runs; these do: {}", names.join(", "))
     }
 
-    /// A folder for a new node of this process: under the name that is asked for, which must be free, or else under the
-    /// node's own name, with a number where that is taken.
+    /// A folder for a new node of this process: under the name that is asked for, which must be
+    /// free, or else under the node's own name, with a number where that is taken.
     pub fn reserve(&self, asked: Option<&str>, node: &str) -> Result<(String, PathBuf)> {
         let taken = self.names()?;
         let is_free = |name: &str| !taken.iter().any(|it| it == name);
@@ -128,7 +129,8 @@ pub fn is_kept(folder: &Path) -> bool {
     std::fs::read_to_string(folder.join(OWNER)).is_ok_and(|owner| owner == KEPT)
 }
 
-/// Whether the process that a node was made for has ended. A folder without an owner is one that is being made.
+/// Whether the process that a node was made for has ended. A folder without an owner is one that is
+/// being made.
 fn is_abandoned(folder: &Path) -> bool {
     let Ok(owner) = std::fs::read_to_string(folder.join(OWNER)) else {
         return false;

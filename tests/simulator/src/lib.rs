@@ -1,8 +1,8 @@
-//! A simulated GPU node: NVIDIA's driver libraries (NVML, the CUDA driver, cuBLASLt) with their real C interfaces, driven
-//! by a scenario, and the host's files around them.
+//! A simulated GPU node: NVIDIA's driver libraries (NVML, the CUDA driver, cuBLASLt) with their
+//! real C interfaces, driven by a scenario, and the host's files around them.
 //!
-//! The shared library is what programs under test load in place of the driver's; this crate's Rust interface lists nodes
-//! and faults, prepares a node's folder, and reads its state. See README.md.
+//! The shared library is what programs under test load in place of the driver's; this crate's Rust
+//! interface lists nodes and faults, prepares a node's folder, and reads its state. See README.md.
 
 #![allow(
     clippy::struct_excessive_bools,

@@ -1,5 +1,5 @@
-//! What keeps a simulated driver from being taken for a real one: the marker symbol, and the refusal to work when
-//! installed among the system's libraries.
+//! What keeps a simulated driver from being taken for a real one: the marker symbol, and the
+//! refusal to work when installed among the system's libraries.
 
 #![allow(unsafe_code, reason = "an exported C symbol, and dladdr")]
 
@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 /// Folders below which the libraries refuse to work.
 const SYSTEM_FOLDERS: [&str; 6] = ["/usr", "/lib", "/lib64", "/lib32", "/opt", "/etc"];
 
-/// The scenario's name with its faults, such as `p5.48xlarge+xid-79`; the empty string when there is no node.
+/// The scenario's name with its faults, such as `p5.48xlarge+xid-79`; the empty string when there
+/// is no node.
 ///
 /// Real driver libraries have no such symbol, so its presence alone says that a run is simulated.
 #[unsafe(no_mangle)]

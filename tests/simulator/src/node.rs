@@ -1,4 +1,5 @@
-//! The node that this process sees: the scenario, the shared state, and the changes that take effect in time.
+//! The node that this process sees: the scenario, the shared state, and the changes that take
+//! effect in time.
 
 use crate::catalogue::Catalogue;
 use crate::dynamics::{self, Readings};
@@ -28,8 +29,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node that `GPU_SIMULATOR_NODE` names, opened once. The libraries never invent a healthy node: without the
-    /// variable, or with a folder that is not a node, every call fails and one line on stderr says why.
+    /// The node that `GPU_SIMULATOR_NODE` names, opened once. The libraries never invent a healthy
+    /// node: without the variable, or with a folder that is not a node, every call fails and one
+    /// line on stderr says why.
     pub fn of_this_process() -> Result<&'static Self, &'static str> {
         static NODE: OnceLock<Result<Node, String>> = OnceLock::new();
         NODE.get_or_init(|| {
@@ -130,7 +132,8 @@ impl Node {
                 }
             }
         }
-        // Every combination was checked when it was written; a file that was edited since must not read as healthy.
+        // Every combination was checked when it was written; a file that was edited since must not
+        // read as healthy.
         let view: Scenario = serde_json::from_value(value).expect("the prepared scenario is valid");
         let view = Arc::new(view);
         let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +141,8 @@ impl Node {
         view
     }
 
-    /// Lets the changes whose time has come take effect, and their events happen, once in the whole node.
+    /// Lets the changes whose time has come take effect, and their events happen, once in the whole
+    /// node.
     pub fn advance(&self) {
         self.advanced();
     }
@@ -178,7 +182,8 @@ impl Node {
         let fired = self.state.fired();
         let before = self.view(generation, resolved, fired.without(change));
         let after = self.view(generation, resolved, fired);
-        // A file that cannot be written is the scenario's own fault (unreadable, read-only): the event still happens.
+        // A file that cannot be written is the scenario's own fault (unreadable, read-only): the
+        // event still happens.
         let _ = crate::host::update_sysroot(&self.folder.join("sysroot"), &before, &after);
         for event in resolved
             .events
@@ -200,7 +205,8 @@ impl Node {
     fn append_kernel_log(&self, message: &str, host: &Host) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
         let sequence = self.state.next_kernel_record();
-        // After everything that happened before the start, and not after the uptime that the sysroot tells.
+        // After everything that happened before the start, and not after the uptime that the
+        // sysroot tells.
         let now_us = host.uptime_s * 1_000_000 - 1_000_000;
         let time_us = now_us - host.kernel_log_lag_s * 1_000_000 + sequence;
         let record = if host.kernel_log_overrun {
@@ -214,7 +220,8 @@ impl Node {
         Ok(())
     }
 
-    /// Notes that a kernel or copy of this process starts on the GPU; the work ends when the guard is dropped.
+    /// Notes that a kernel or copy of this process starts on the GPU; the work ends when the guard
+    /// is dropped.
     pub fn begin_work<'node>(&'node self, gpu: usize, slot: &'node ProcessSlot) -> Work<'node> {
         slot.begin_work();
         self.advance_load(gpu);
@@ -264,7 +271,8 @@ impl Node {
         )
     }
 
-    /// Memory of a GPU that processes hold, in bytes: real ones, and those that the scenario makes up.
+    /// Memory of a GPU that processes hold, in bytes: real ones, and those that the scenario makes
+    /// up.
     pub fn memory_used(&self, gpu: usize) -> u64 {
         let simulated: u64 = self
             .scenario()
@@ -276,7 +284,8 @@ impl Node {
         self.state.gpu(gpu).memory_used() + simulated
     }
 
-    /// Memory that CUDA can hand out on a GPU to all processes together, in bytes, less what made-up processes hold.
+    /// Memory that CUDA can hand out on a GPU to all processes together, in bytes, less what
+    /// made-up processes hold.
     pub fn memory_capacity(&self, gpu: usize) -> u64 {
         let scenario = self.scenario();
         let simulated: u64 = scenario
@@ -334,7 +343,8 @@ pub struct NodeChange<'change> {
     pub overrides: &'change [String],
 }
 
-/// Changes a prepared node, for the programs that run on it as for those to come. Returns the scenario's new name.
+/// Changes a prepared node, for the programs that run on it as for those to come. Returns the
+/// scenario's new name.
 pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
     let lock = std::fs::File::create(folder.join("change.lock"))
         .with_context(|| format!("there is no simulated node in {}", folder.display()))?;
@@ -352,7 +362,8 @@ pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
     Ok(changed.name)
 }
 
-/// What a library does before it answers a call: it may be slow, hang, crash, or be told what to return.
+/// What a library does before it answers a call: it may be slow, hang, crash, or be told what to
+/// return.
 pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
     if behaviour.delay_us > 0 {
         std::thread::sleep(std::time::Duration::from_micros(behaviour.delay_us));

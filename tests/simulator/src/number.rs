@@ -148,7 +148,8 @@ fn round_to(value: f64, format: Format) -> u16 {
     if magnitude.is_infinite() {
         return sign | format.overflow();
     }
-    // A subnormal FP64 is far below every subnormal of these formats and rounds to zero with the smallest exponent.
+    // A subnormal FP64 is far below every subnormal of these formats and rounds to zero with the
+    // smallest exponent.
     let exponent = i32::try_from(magnitude.to_bits() >> 52).unwrap_or(0) - 1023;
     let exponent = exponent.max(1 - format.bias());
     let unit = f64::powi(2.0, exponent - format.mantissa_bits.cast_signed());

@@ -1,4 +1,5 @@
-//! A node's folder: the libraries under their real names, the resolved scenario, the shared state and the sysroot.
+//! A node's folder: the libraries under their real names, the resolved scenario, the shared state
+//! and the sysroot.
 
 use crate::catalogue::Catalogue;
 use crate::host::LIBRARY_FOLDER;
@@ -39,7 +40,8 @@ pub struct PreparedNode {
     pub library_dir: PathBuf,
     /// The host side, for `--sysroot`.
     pub sysroot: PathBuf,
-    /// Variables to set for programs on the node. `LD_LIBRARY_PATH` keeps what the caller had, behind the node's own.
+    /// Variables to set for programs on the node. `LD_LIBRARY_PATH` keeps what the caller had,
+    /// behind the node's own.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -101,7 +103,8 @@ pub fn reopen_node(folder: &Path) -> Result<PreparedNode> {
 fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeMap<String, String> {
     let mut environment = scenario.host.environment.clone();
     let mut search_path = library_dir.display().to_string();
-    // A compat folder on the host's library path shadows the driver's own libraries, as it does with a real loader.
+    // A compat folder on the host's library path shadows the driver's own libraries, as it does
+    // with a real loader.
     for path in scenario.host.library_paths.iter().rev() {
         search_path = format!("{}/sysroot{path}:{search_path}", folder.display());
     }
@@ -111,7 +114,8 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
         search_path = format!("{search_path}:{before}");
     }
     environment.insert("LD_LIBRARY_PATH".to_owned(), search_path);
-    // The host's processor multiplies for all GPUs, so that a burn of seconds over all memory would take hours.
+    // The host's processor multiplies for all GPUs, so that a burn of seconds over all memory would
+    // take hours.
     for (name, value) in [
         ("GPU_VALIDATOR_ALLOCATION_DURATION", "0.5s"),
         ("GPU_VALIDATOR_ALLOCATION_MEMORY", "256KiB"),
@@ -131,9 +135,11 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
     environment
 }
 
-/// Installs the library under the names that the driver's packages use: `libcuda.so.580.159.04`, and links to it.
+/// Installs the library under the names that the driver's packages use: `libcuda.so.580.159.04`,
+/// and links to it.
 ///
-/// The files are hard links, so that one process that loads several of them shares one copy of the code and its state.
+/// The files are hard links, so that one process that loads several of them shares one copy of the
+/// code and its state.
 fn install_libraries(
     scenario: &Scenario,
     library: &Path,

@@ -9,7 +9,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Rows of a tile whose sums are held in registers: six rows of two AVX2 registers, and three for the factors.
+/// Rows of a tile whose sums are held in registers: six rows of two AVX2 registers, and three for
+/// the factors.
 const TILE_ROWS: usize = 6;
 
 /// What is multiplied.
@@ -136,7 +137,8 @@ impl Total<f32> for i32 {
     }
 }
 
-/// The sizes of C = A x B-transposed: A is `rows` x `depth`, B is `columns` x `depth`, C is `rows` x `columns`.
+/// The sizes of C = A x B-transposed: A is `rows` x `depth`, B is `columns` x `depth`, C is `rows`
+/// x `columns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(crate) rows: usize,
@@ -144,8 +146,9 @@ pub(crate) struct Sizes {
     pub(crate) depth: usize,
 }
 
-/// C = A x B-transposed, all row-major. Every element is the sum of chunks of `chunk` products; within a chunk each product
-/// is added by one fused multiply-add, in order, starting from zero. The bits do not depend on the number of threads.
+/// C = A x B-transposed, all row-major. Every element is the sum of chunks of `chunk` products;
+/// within a chunk each product is added by one fused multiply-add, in order, starting from zero.
+/// The bits do not depend on the number of threads.
 pub(crate) fn multiply_by_transposed<T: Factor, S: Total<T>, const TILE_COLUMNS: usize>(
     a: &[T],
     b: &[T],
@@ -190,8 +193,8 @@ pub(crate) fn multiply_by_transposed<T: Factor, S: Total<T>, const TILE_COLUMNS:
     });
 }
 
-/// The matrix in panels of `WIDTH` rows, each of them transposed, the last one filled up with zeros: what a tile reads
-/// lies in order.
+/// The matrix in panels of `WIDTH` rows, each of them transposed, the last one filled up with
+/// zeros: what a tile reads lies in order.
 fn panels<T: Factor, const WIDTH: usize>(matrix: &[T], depth: usize) -> Vec<[T; WIDTH]> {
     let rows = matrix.len().checked_div(depth).unwrap_or(0);
     let mut packed = vec![[T::default(); WIDTH]; rows.div_ceil(WIDTH) * depth];

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::time::Duration;
 
-/// A number of bytes; written as a number, or with a unit (`KiB MiB GiB TiB` are powers of 1024, `KB MB GB TB` of 1000).
+/// A number of bytes; written as a number, or with a unit (`KiB MiB GiB TiB` are powers of 1024,
+/// `KB MB GB TB` of 1000).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -35,7 +36,8 @@ impl Bytes {
     }
 }
 
-/// A decimal number times a unit, exactly, or nothing when it is not a whole number of the smallest unit.
+/// A decimal number times a unit, exactly, or nothing when it is not a whole number of the smallest
+/// unit.
 fn scaled(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.trim().split_once('.').unwrap_or((number.trim(), ""));
     let digits = u32::try_from(fraction.len()).ok()?;
@@ -101,7 +103,8 @@ impl<'de> Deserialize<'de> for Time {
 pub enum Trigger {
     /// This long after the node was prepared.
     AtNs(u64),
-    /// Once this many kernels were launched on the GPU that the change is about (the first one, where there are several).
+    /// Once this many kernels were launched on the GPU that the change is about (the first one,
+    /// where there are several).
     AfterLaunches(u64),
     /// Once the GPU was under load for this long, all loads together.
     AfterLoadNs(u64),

@@ -1,4 +1,5 @@
-//! From names to a resolved scenario: node, then overrides, then faults, each value checked by its type.
+//! From names to a resolved scenario: node, then overrides, then faults, each value checked by its
+//! type.
 
 use crate::catalogue::{Catalogue, NodeFile, short_name, with_nearest};
 use crate::faults::{GpuSelection, Step, Xid};
@@ -14,8 +15,8 @@ use std::path::Path;
 /// The path of the whole scenario.
 const WHOLE: &str = "";
 
-/// Maps whose entries are named freely; giving null for an entry removes it, except a file, which null keeps from being
-/// there.
+/// Maps whose entries are named freely; giving null for an entry removes it, except a file, which
+/// null keeps from being there.
 const FREE_MAPS: [&str; 11] = [
     "host.files",
     "host.limits",
@@ -30,7 +31,8 @@ const FREE_MAPS: [&str; 11] = [
     "gpus",
 ];
 
-/// Resolves a node with faults (names or files) and overrides (`gpu.memory=2GiB`, on every GPU; `gpus.3.memory=2GiB`).
+/// Resolves a node with faults (names or files) and overrides (`gpu.memory=2GiB`, on every GPU;
+/// `gpus.3.memory=2GiB`).
 pub fn resolve(
     catalogue: &Catalogue,
     node: &str,
@@ -212,7 +214,8 @@ fn healthy(catalogue: &Catalogue, path: &Path, node_name: &str, file: &NodeFile)
         "processes".to_owned(),
         serde_json::to_value(&file.processes)?,
     );
-    // Written out in full, so that every value has its place and a path that names none is an error.
+    // Written out in full, so that every value has its place and a path that names none is an
+    // error.
     let typed_model =
         typed(&scenario).with_context(|| format!("in the GPU model {}", model_path.display()))?;
     let mut scenario = serde_json::to_value(typed_model)?;
@@ -301,8 +304,8 @@ fn selected(resolved: &ResolvedScenario, selection: &GpuSelection) -> Result<Vec
     }
 }
 
-/// The values of a later change, tried on what the earlier ones leave, so that their types are checked now and not at
-/// run time.
+/// The values of a later change, tried on what the earlier ones leave, so that their types are
+/// checked now and not at run time.
 fn later_values(
     resolved: &ResolvedScenario,
     step: &Step,
@@ -436,7 +439,8 @@ fn absolute_paths(key: &str, gpus: &[u32]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Sets values, each with its absolute path and the key that its file gives it; an error comes with the key it is about.
+/// Sets values, each with its absolute path and the key that its file gives it; an error comes with
+/// the key it is about.
 fn apply_all<'key>(
     scenario: &mut Value,
     values: &[(String, &'key str, &Value)],
@@ -445,7 +449,8 @@ fn apply_all<'key>(
     for (path, _, value) in values {
         set_path(&mut together, path, (*value).clone());
     }
-    // Checked once when all is well, because a check reads the whole scenario; one by one only to find the wrong one.
+    // Checked once when all is well, because a check reads the whole scenario; one by one only to
+    // find the wrong one.
     if let Ok(checked) = typed(&together).and_then(|typed| Ok(serde_json::to_value(typed)?)) {
         *scenario = checked;
         return Ok(());
@@ -460,7 +465,8 @@ fn apply_all<'key>(
 fn apply(scenario: &mut Value, path: &str, value: &Value) -> Result<()> {
     let mut trial = scenario.clone();
     set_path(&mut trial, path, value.clone());
-    // Read and written back, so that sizes such as `2GiB` become numbers and defaults of a new value are filled in.
+    // Read and written back, so that sizes such as `2GiB` become numbers and defaults of a new
+    // value are filled in.
     *scenario = serde_json::to_value(typed(&trial)?)?;
     Ok(())
 }
@@ -474,8 +480,8 @@ fn typed(scenario: &Value) -> Result<Scenario> {
     Ok(scenario)
 }
 
-/// Refuses names of functions, kernels and multiprocessors that there are not: a fault that strikes nothing reads as a
-/// healthy GPU.
+/// Refuses names of functions, kernels and multiprocessors that there are not: a fault that strikes
+/// nothing reads as a healthy GPU.
 fn check_names(scenario: &Scenario) -> Result<()> {
     type IsFunction = fn(&str) -> bool;
     let libraries: [(&str, &LibraryBehaviour, IsFunction); 3] = [
@@ -538,7 +544,8 @@ fn check_wrong_results(wrong: &WrongResults, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Sets the value at a dotted path, making the maps on the way; a map given for a map is merged into it.
+/// Sets the value at a dotted path, making the maps on the way; a map given for a map is merged
+/// into it.
 pub(crate) fn set_path(root: &mut Value, path: &str, new: Value) {
     if path == WHOLE {
         *root = new;
@@ -558,7 +565,8 @@ pub(crate) fn set_path(root: &mut Value, path: &str, new: Value) {
         return;
     }
     let target = match free {
-        // An entry's name may hold dots (`13.0`, `nvidia-persistenced.service`): the longest one that exists, else the whole rest.
+        // An entry's name may hold dots (`13.0`, `nvidia-persistenced.service`): the longest one
+        // that exists, else the whole rest.
         Some((map, rest)) => {
             let entries = walk(root, map.split('.'));
             let existing = entries.as_object().and_then(|entries| {

@@ -64,8 +64,8 @@ impl Driver {
 pub enum KernelModule {
     Open,
     Proprietary,
-    /// The GPUs of a Windows host, through its paravirtualization (WSL2): the libraries work, the Linux kernel has no module,
-    /// no `/proc/driver/nvidia` and no GPU on its PCI bus.
+    /// The GPUs of a Windows host, through its paravirtualization (WSL2): the libraries work, the
+    /// Linux kernel has no module, no `/proc/driver/nvidia` and no GPU on its PCI bus.
     Windows,
     /// No NVIDIA module is loaded: NVML answers DriverNotLoaded, CUDA 100.
     NotLoaded,
@@ -78,7 +78,8 @@ pub struct LibraryBehaviour {
     /// Whether the library's file is there.
     #[serde(default = "present")]
     pub present: bool,
-    /// What the library's initialisation returns (`nvmlReturn_t`, `CUresult`, `cublasStatus_t`); 0 is success.
+    /// What the library's initialisation returns (`nvmlReturn_t`, `CUresult`, `cublasStatus_t`); 0
+    /// is success.
     #[serde(default)]
     pub init_error: u32,
     /// Functions, by name, that never return.
@@ -96,8 +97,8 @@ pub struct LibraryBehaviour {
     /// Time that every call takes on top, to stand for a slow driver.
     #[serde(default)]
     pub delay_us: u64,
-    /// Whether `nvmlDeviceGetFieldValues` also answers the entry behind the last one, unless it has failed already. It ends the
-    /// process with SIGABRT instead of writing there.
+    /// Whether `nvmlDeviceGetFieldValues` also answers the entry behind the last one, unless it has
+    /// failed already. It ends the process with SIGABRT instead of writing there.
     // Source: libnvidia-ml 580.159.04.
     #[serde(default)]
     pub answers_one_field_too_many: bool,
@@ -168,8 +169,8 @@ pub struct Host {
     /// Whether the kernel log can be read.
     #[serde(default = "present")]
     pub kernel_log_readable: bool,
-    /// How many seconds the clock of the kernel log's time stamps is behind the others: nobody corrects it, and the uptime
-    /// adds to its error.
+    /// How many seconds the clock of the kernel log's time stamps is behind the others: nobody
+    /// corrects it, and the uptime adds to its error.
     #[serde(default)]
     pub kernel_log_lag_s: u64,
     /// Whether what the kernel log gains is written over before anybody reads it.
@@ -180,8 +181,9 @@ pub struct Host {
     /// What the programs run in.
     #[serde(default)]
     pub container: Container,
-    /// `ulimit`s of processes on the node, by their name in `/proc/self/limits` (`Max locked memory`): soft and hard alike,
-    /// in bytes where it is one of size; null is unlimited.
+    /// `ulimit`s of processes on the node, by their name in `/proc/self/limits`
+    /// (`Max locked memory`): soft and hard alike, in bytes where it is one of size; null is
+    /// unlimited.
     #[serde(default)]
     pub limits: BTreeMap<String, Option<u64>>,
     /// The size of `/dev/shm`.
@@ -190,7 +192,8 @@ pub struct Host {
     /// How long ago the node was booted, in seconds.
     #[serde(default = "three_days")]
     pub uptime_s: u64,
-    /// Further files below the sysroot, by their path without the first slash; null removes one that others wrote.
+    /// Further files below the sysroot, by their path without the first slash; null removes one
+    /// that others wrote.
     #[serde(default)]
     pub files: BTreeMap<String, Option<String>>,
     /// Environment variables that processes on the node see.
@@ -201,7 +204,8 @@ pub struct Host {
     pub module_parameters: BTreeMap<String, String>,
 }
 
-/// Every node was booted as long ago, so that rates since boot do not depend on the machine that simulates it.
+/// Every node was booted as long ago, so that rates since boot do not depend on the machine that
+/// simulates it.
 fn three_days() -> u64 {
     3 * 24 * 3600
 }
@@ -274,7 +278,8 @@ pub struct Unit {
 pub struct Toolkit {
     /// The full version in `version.json`, such as `13.0.2`.
     pub version: String,
-    /// The driver version of the user-mode libraries below `compat`; null where that folder is absent.
+    /// The driver version of the user-mode libraries below `compat`; null where that folder is
+    /// absent.
     #[serde(default)]
     pub compat: Option<String>,
 }

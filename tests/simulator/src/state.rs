@@ -1,8 +1,9 @@
 //! The node's state that processes share: one mapped file with a slot for each process on each GPU.
 //!
-//! There is no lock, so a process that is killed cannot leave one held. A slot is owned by one word that holds the
-//! process id and its start time; readers ignore, and new processes take over, slots whose owner is gone. So memory and
-//! process entries of a killed process vanish, as they do on a real driver.
+//! There is no lock, so a process that is killed cannot leave one held. A slot is owned by one word
+//! that holds the process id and its start time; readers ignore, and new processes take over, slots
+//! whose owner is gone. So memory and process entries of a killed process vanish, as they do on a
+//! real driver.
 
 #![allow(unsafe_code, reason = "the shared state is a mapped file")]
 
@@ -122,7 +123,8 @@ unsafe impl Sync for State {}
 
 impl Drop for State {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and nothing borrows from it any more.
+        // SAFETY: the mapping was made by `map` with this length, and nothing borrows from it any
+        // more.
         unsafe { libc::munmap(self.layout.as_ptr().cast(), size_of::<Layout>()) };
     }
 }
@@ -171,7 +173,8 @@ impl State {
     }
 
     fn map(file: &File, path: &Path) -> Result<Self> {
-        // SAFETY: a shared mapping of a file that is as long as `Layout`; the result is checked before use.
+        // SAFETY: a shared mapping of a file that is as long as `Layout`; the result is checked
+        // before use.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -193,7 +196,8 @@ impl State {
     }
 
     fn layout(&self) -> &Layout {
-        // SAFETY: the mapping lives as long as `self`, is aligned to a page, and every bit pattern of its atomics is valid.
+        // SAFETY: the mapping lives as long as `self`, is aligned to a page, and every bit pattern
+        // of its atomics is valid.
         unsafe { self.layout.as_ref() }
     }
 
@@ -267,7 +271,8 @@ impl State {
         };
     }
 
-    /// The event at `position`, if it was written. None also stands for one that was overwritten, or whose writer was killed.
+    /// The event at `position`, if it was written. None also stands for one that was overwritten,
+    /// or whose writer was killed.
     pub fn event(&self, position: u64) -> Option<Event> {
         decode_event(
             position,
@@ -303,7 +308,8 @@ fn slot_of(position: u64) -> usize {
     usize::try_from(position % EVENT_CAPACITY as u64).unwrap_or(0)
 }
 
-/// One word an event, so that it is there whole or not at all: position (32 bits), GPU (8), Xid (24).
+/// One word an event, so that it is there whole or not at all: position (32 bits), GPU (8), Xid
+/// (24).
 fn encode_event(position: u64, event: Event) -> u64 {
     ((position + 1) << 32) | u64::from(event.gpu & 0xff) << 24 | u64::from(event.xid & 0x00ff_ffff)
 }
@@ -352,7 +358,8 @@ impl GpuState {
         self.spoilable_launches.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// This process's slot, claimed when it has none yet; none when the GPU's process table is full.
+    /// This process's slot, claimed when it has none yet; none when the GPU's process table is
+    /// full.
     pub fn attach(&self) -> Option<&ProcessSlot> {
         let me = owner_of(std::process::id())?;
         self.processes
@@ -395,7 +402,8 @@ impl ProcessSlot {
         if owner != 0 && is_alive(owner) {
             return false;
         }
-        // The claiming word is this process's own, so that a claimer that is killed here leaves a slot that others reclaim.
+        // The claiming word is this process's own, so that a claimer that is killed here leaves a
+        // slot that others reclaim.
         if self
             .owner
             .compare_exchange(owner, me, Ordering::AcqRel, Ordering::Acquire)
@@ -436,7 +444,8 @@ impl ProcessSlot {
             return false;
         }
         self.memory_bytes.fetch_add(bytes, Ordering::AcqRel);
-        // Two processes that take the last memory at once both see the sum and may both be refused, never both be served.
+        // Two processes that take the last memory at once both see the sum and may both be refused,
+        // never both be served.
         if gpu.memory_used() <= capacity {
             return true;
         }
@@ -469,7 +478,8 @@ impl ProcessSlot {
             .saturating_sub(1)
     }
 
-    /// Work starts; the caller ends it with `end_work`. `Node::begin_work` also moves the load model.
+    /// Work starts; the caller ends it with `end_work`. `Node::begin_work` also moves the load
+    /// model.
     pub(crate) fn begin_work(&self) {
         self.running.fetch_add(1, Ordering::AcqRel);
     }
@@ -479,7 +489,8 @@ impl ProcessSlot {
     }
 }
 
-/// The owner word of a process: its id and start time, which no later process with the same id shares.
+/// The owner word of a process: its id and start time, which no later process with the same id
+/// shares.
 fn owner_of(pid: u32) -> Option<u64> {
     Some(u64::from(pid) << 32 | u64::from(start_time(pid)?))
 }
@@ -492,7 +503,8 @@ fn is_alive(owner: u64) -> bool {
     start_time(pid_of(owner)) == Some(low_half(owner))
 }
 
-/// Start time in clock ticks since boot (`/proc/<pid>/stat`, field 22); none when there is no such process, or only its zombie.
+/// Start time in clock ticks since boot (`/proc/<pid>/stat`, field 22); none when there is no such
+/// process, or only its zombie.
 pub(crate) fn start_time(pid: u32) -> Option<u32> {
     let mut buffer = [0; 1024];
     let length = File::open(format!("/proc/{pid}/stat"))
@@ -500,7 +512,8 @@ pub(crate) fn start_time(pid: u32) -> Option<u32> {
         .read(&mut buffer)
         .ok()?;
     let text = String::from_utf8_lossy(&buffer[..length]);
-    // The process's name is in parentheses and may hold any character, so fields are counted after the last one.
+    // The process's name is in parentheses and may hold any character, so fields are counted after
+    // the last one.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let process_state = fields.next()?;
     if matches!(process_state, "Z" | "X") {

@@ -1,7 +1,8 @@
-//! What the simulated H200 answers equals what `nvidia-smi -q -x` printed of the real one, value by value.
+//! What the simulated H200 answers equals what `nvidia-smi -q -x` printed of the real one, value by
+//! value.
 //!
-//! Every value of the captures is either compared, or listed in `NOT_COMPARED` with the reason; a value that is in neither
-//! list fails the test.
+//! Every value of the captures is either compared, or listed in `NOT_COMPARED` with the reason; a
+//! value that is in neither list fails the test.
 
 mod simulated_transcript;
 
@@ -71,7 +72,8 @@ const NOT_COMPARED: [(&str, &str); 18] = [
     ),
 ];
 
-/// Values that are constant in the captures because the hardware lacks what they speak of: NVML says so by name.
+/// Values that are constant in the captures because the hardware lacks what they speak of: NVML
+/// says so by name.
 const ABSENT_ON_H200: [(&str, &str); 30] = [
     ("addressing_mode", "None"),
     ("mig_devices", "None"),
@@ -189,7 +191,8 @@ fn mib(bytes: i64) -> String {
     format!("{} MiB", (bytes + (1 << 19)) >> 20)
 }
 
-/// What nvidia-smi would print for a value, from NVML's answers; none for a path that is not known here.
+/// What nvidia-smi would print for a value, from NVML's answers; none for a path that is not known
+/// here.
 fn expected(path: &str, gpu: &Gpu<'_>) -> Option<String> {
     let ecc = |kind: &str, index: usize| {
         gpu.value("DeviceGetSramEccErrorStatus")[kind][index]

@@ -1,4 +1,5 @@
-//! The CUDA driver interface, called as a program calls it, each case in a process of its own on a prepared node.
+//! The CUDA driver interface, called as a program calls it, each case in a process of its own on a
+//! prepared node.
 
 #![allow(unsafe_code, reason = "the driver's C interface")]
 
@@ -96,7 +97,8 @@ fn a_flipped_bit_changes_one_value() {
             let wrong = run_check_kernel(5000, 1).unwrap();
             let again = run_check_kernel(5000, 1).unwrap();
             let differing = wrong.iter().zip(&again).filter(|(a, b)| a != b).count();
-            // Each launch has its own bit wrong, so two launches differ in two places (or in one, were they to coincide).
+            // Each launch has its own bit wrong, so two launches differ in two places (or in one,
+            // were they to coincide).
             assert!((1..=2).contains(&differing), "{differing}");
         },
     );
@@ -199,7 +201,8 @@ fn nothing_works_before_initialisation() {
     );
 }
 
-/// C = A x B with BF16 operands and FP32 results, as cuBLASLt computes it: column-major, A transposed.
+/// C = A x B with BF16 operands and FP32 results, as cuBLASLt computes it: column-major, A
+/// transposed.
 unsafe fn multiply_bf16(a: &[u16], b: &[u16], size: u64) -> Result<Vec<f32>, u32> {
     use simulator::cublaslt::api::*;
     let ok = |code| {
@@ -420,7 +423,8 @@ fn the_driver_can_be_called_while_a_program_ends() {
     }
     let name = "the_driver_can_be_called_while_a_program_ends";
     on_node(name, "h200x1", &[], &[], || unsafe {
-        // On the thread that runs the handlers of `atexit`, whose thread-local values are gone by then.
+        // On the thread that runs the handlers of `atexit`, whose thread-local values are gone by
+        // then.
         let thread = std::thread::spawn(|| {
             start();
             run_check_kernel(100, 1).unwrap();

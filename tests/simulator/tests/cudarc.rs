@@ -1,5 +1,5 @@
-//! cudarc's safe layer, a client that others wrote, works on a simulated node unchanged, from its first call to the end of its
-//! process.
+//! cudarc's safe layer, a client that others wrote, works on a simulated node unchanged, from its
+//! first call to the end of its process.
 
 use simulator::{Catalogue, NodeRequest, prepare_node};
 use std::path::PathBuf;

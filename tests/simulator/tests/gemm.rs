@@ -1,5 +1,6 @@
-//! The validator's matrix products and their verification on a simulated GPU, called through the driver's C interface: each
-//! kind of wrong number is found in the sweep in which it happens, and a healthy GPU is never accused.
+//! The validator's matrix products and their verification on a simulated GPU, called through the
+//! driver's C interface: each kind of wrong number is found in the sweep in which it happens, and a
+//! healthy GPU is never accused.
 
 #![allow(unsafe_code, reason = "the driver's C interface")]
 #![allow(
@@ -595,7 +596,8 @@ fn a_healthy_gpu_is_never_accused() {
     });
 }
 
-/// A GPU whose every `every`th launch of a product is wrong: sweeps find each of them, at once, and nothing else.
+/// A GPU whose every `every`th launch of a product is wrong: sweeps find each of them, at once, and
+/// nothing else.
 fn is_found(test: &str, fault: &str, check: impl Fn(&Product<'_>, u64, u64, u64)) {
     const EVERY: u32 = 7;
     let wrong = format!("gpu.wrong_results={{{fault}, kernel: gemm, every_launches: {EVERY}}}");
@@ -795,7 +797,8 @@ fn bits_that_are_flipped_in_memory_are_found_and_localised() {
     );
 }
 
-/// Two wrong signs of one column, which cancel in a polynomial modulo 2^32 whatever its factor: every pair of rows is found.
+/// Two wrong signs of one column, which cancel in a polynomial modulo 2^32 whatever its factor:
+/// every pair of rows is found.
 #[test]
 fn sign_bits_of_two_rows_are_found_in_a_checksum_and_in_a_comparison() {
     on_node(

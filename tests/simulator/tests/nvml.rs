@@ -1,4 +1,5 @@
-//! NVML as a program meets it: the library loaded by name, in a process of its own on a simulated node.
+//! NVML as a program meets it: the library loaded by name, in a process of its own on a simulated
+//! node.
 
 #![allow(unsafe_code, reason = "calls NVML's C interface")]
 
@@ -331,7 +332,8 @@ fn a_missing_function_is_missing_and_the_others_work() {
     assert!(device(&nvml, 0).is_ok());
 }
 
-/// Not a test of its own: a process that initialises NVML where it must fail, and tells the code as its exit status.
+/// Not a test of its own: a process that initialises NVML where it must fail, and tells the code as
+/// its exit status.
 #[test]
 fn tell_the_code_of_initialisation_when_asked() {
     if on_node() {
@@ -374,7 +376,8 @@ fn the_marker_names_the_scenario() {
         "libcublasLt.so.12",
         "libcublasLt.so.13",
     ] {
-        // SAFETY: the symbol has this signature and gives a string that lives as long as the library.
+        // SAFETY: the symbol has this signature and gives a string that lives as long as the
+        // library.
         let told = unsafe {
             let library = libloading::Library::new(name).unwrap();
             let marker = *library.get::<Marker>(b"gpu_simulator_scenario\0").unwrap();

@@ -1,4 +1,5 @@
-//! The host side: files in the form that the kernel, systemd and NVIDIA's packages give them, and what faults do to them.
+//! The host side: files in the form that the kernel, systemd and NVIDIA's packages give them, and
+//! what faults do to them.
 
 use simulator::node::Node;
 use simulator::{Catalogue, NodeRequest, PreparedNode, prepare_node};

@@ -1,7 +1,9 @@
-//! What the simulated H200 answers to every call and field equals what a real one answered to the same program.
+//! What the simulated H200 answers to every call and field equals what a real one answered to the
+//! same program.
 //!
-//! `captures/h200x4.nvml-transcript.json` is what `nvml-transcript` printed on a node of four H200s. Everything in it is
-//! either equal on the simulated node, or listed in `DIFFERENCES` with the reason; anything else fails the test.
+//! `captures/h200x4.nvml-transcript.json` is what `nvml-transcript` printed on a node of four
+//! H200s. Everything in it is either equal on the simulated node, or listed in `DIFFERENCES` with
+//! the reason; anything else fails the test.
 
 mod simulated_transcript;
 
@@ -10,7 +12,8 @@ use simulated_transcript::transcript_of;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Why an answer may differ. Either way it has the same shape on both: a value of the same type, never an error.
+/// Why an answer may differ. Either way it has the same shape on both: a value of the same type,
+/// never an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     /// Another value each time it is read, so that it may be equal by chance.
@@ -149,7 +152,8 @@ fn shape(value: &Value) -> String {
     }
 }
 
-/// The differences of one GPU, or of the system: those that are not listed, and the positions of those that are.
+/// The differences of one GPU, or of the system: those that are not listed, and the positions of
+/// those that are.
 fn compare(place: &str, real: &Value, simulated: &Value) -> (Vec<String>, BTreeSet<usize>) {
     let keys = |value: &Value| -> BTreeSet<String> {
         let entries = value.as_object().map(Map::keys);

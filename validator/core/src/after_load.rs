@@ -1,15 +1,15 @@
 //! The second reading of the node, after the load, as facts that every check can judge.
 //!
-//! A check judges one reading and has no part in this: [`facts_after`] lays the second reading over the first, the judge
-//! applies the check to both, and [`worse_of`] keeps the worse outcome.
+//! A check judges one reading and has no part in this: [`facts_after`] lays the second reading over
+//! the first, the judge applies the check to both, and [`worse_of`] keeps the worse outcome.
 
 use serde_json::Value;
 
 use crate::facts::{Facts, GpuFacts, NodeState, Reading};
 use crate::findings::{Judgement, Outcome, Verdict};
 
-/// What a load changes by itself, or what differs from moment to moment: it is judged before the load, and during it by the
-/// checks of stage load.
+/// What a load changes by itself, or what differs from moment to moment: it is judged before the
+/// load, and during it by the checks of stage load.
 const TRANSIENT: [&str; 7] = [
     "clocks",
     "clocks_event_reasons",
@@ -54,7 +54,8 @@ pub(crate) fn facts_after(facts: &Facts) -> Option<Facts> {
     Some(after)
 }
 
-/// A value that was not attempted, or that could not be read before either, leaves the first reading as it is.
+/// A value that was not attempted, or that could not be read before either, leaves the first
+/// reading as it is.
 fn lay_over<T: Clone + PartialEq>(before: &mut Reading<T>, after: &Reading<T>) {
     let was_attempted = *after != Reading::default();
     match after {
@@ -142,7 +143,8 @@ fn laid_over(before: &GpuFacts, after: &GpuFacts) -> GpuFacts {
     laid
 }
 
-/// The outcome of the first reading, or that of the second where it is worse: it then carries "after the load".
+/// The outcome of the first reading, or that of the second where it is worse: it then carries
+/// "after the load".
 pub(crate) fn worse_of(before: Judgement, after: Option<Judgement>) -> Judgement {
     let Some(after) = after else {
         return before;

@@ -7,14 +7,15 @@ use crate::facts::{
     Facts, GpuUse, Reading, WorkerEnd, WorkloadRun,
 };
 
-/// Memory by which a GPU's use may differ after the test. The driver keeps some MiB of its own after the first contexts; a
-/// context that is left takes 0.3 to 0.6 GiB.
+/// Memory by which a GPU's use may differ after the test. The driver keeps some MiB of its own
+/// after the first contexts; a context that is left takes 0.3 to 0.6 GiB.
 // Source: contexts: BENCHMARKS.md; the limit is this project's choice, below any context.
 pub const MEMORY_TOLERANCE_BYTES: u64 = 64 << 20;
 
-/// Jain's fairness index of the shares of `n` workers: from 1/n, where one has everything, to 1, where all have the same. `None`
-/// where nobody has anything.
-// Source: R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301, 1984.
+/// Jain's fairness index of the shares of `n` workers: from 1/n, where one has everything, to 1,
+/// where all have the same. `None` where nobody has anything.
+// Source: R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and Discrimination",
+// DEC-TR-301, 1984.
 pub fn jain_index(shares: &[f64]) -> Option<f64> {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|it| it * it).sum();
@@ -65,7 +66,8 @@ impl TestedWorker<'_> {
             && self.run.end == Reading::Value(WorkerEnd::Finished)
     }
 
-    /// Why it did not succeed, as a lowercase fragment; `None` for one that did. Whoever is `refusable` may be refused memory.
+    /// Why it did not succeed, as a lowercase fragment; `None` for one that did. Whoever is
+    /// `refusable` may be refused memory.
     pub fn failure(&self, refusable: bool) -> Option<String> {
         let detail = self.detail.clone().unwrap_or_default();
         let failures = &detail.failures;
@@ -143,7 +145,8 @@ pub fn workers_of(facts: &Facts, phase: AllocationPhase) -> Vec<TestedWorker<'_>
 /// The processes of the test: workers, the process that reads NVML, and the parent.
 const PROCESSES_BESIDE_WORKERS: u32 = 2;
 
-/// Whether the host has a processor for each process of a phase. Where it has not, rates show the host's scheduler.
+/// Whether the host has a processor for each process of a phase. Where it has not, rates show the
+/// host's scheduler.
 pub fn has_processors_for(allocation: &AllocationFacts, workers: usize) -> bool {
     let needed = u32::try_from(workers).unwrap_or(u32::MAX);
     allocation.plan.processors >= needed.saturating_add(PROCESSES_BESIDE_WORKERS)
@@ -178,7 +181,8 @@ pub fn scaling(facts: &Facts) -> Option<Scaling> {
     (gpus > 1 && one > 0.0).then_some(Scaling { gpus, one, all })
 }
 
-/// The factor that GPUs must reach together: 1.8, 3.5 and 6 for 2, 4 and 8 GPUs, and straight lines between them.
+/// The factor that GPUs must reach together: 1.8, 3.5 and 6 for 2, 4 and 8 GPUs, and straight lines
+/// between them.
 // Source: this project's requirement.
 pub fn expected_factor(gpus: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a number of GPUs")]
@@ -283,8 +287,8 @@ pub fn pids(allocation: &AllocationFacts) -> BTreeSet<u32> {
     allocation.workers.iter().filter_map(|it| it.pid).collect()
 }
 
-/// Whether NVML listed any worker. In another PID namespace than the driver's it lists none, and its lists show nothing of where
-/// workers ran.
+/// Whether NVML listed any worker. In another PID namespace than the driver's it lists none, and
+/// its lists show nothing of where workers ran.
 pub fn lists_workers(allocation: &AllocationFacts) -> bool {
     let pids = pids(allocation);
     let mut listed = allocation.listed.values().flatten();
@@ -307,7 +311,8 @@ pub fn newcomers(allocation: &AllocationFacts, uuid: &str) -> BTreeSet<u32> {
 // Source: 0.3 to 0.6 GiB, BENCHMARKS.md.
 const CONTEXT_BYTES: u64 = 600 << 20;
 
-/// Whether the planned workers of this GPU need more memory than was free before the first; `None` where that was not read.
+/// Whether the planned workers of this GPU need more memory than was free before the first; `None`
+/// where that was not read.
 pub fn is_oversubscribed(allocation: &AllocationFacts, uuid: &str) -> Option<bool> {
     let free = allocation
         .before

@@ -75,7 +75,8 @@ fn why_not_burned(uuid: &str, reason: &str, facts: &Facts, profile: &Profile) ->
     }
 }
 
-/// Something is missing of a burn; where the run was stopped, that is why, and one stop is one finding.
+/// Something is missing of a burn; where the run was stopped, that is why, and one stop is one
+/// finding.
 pub(crate) fn missing(text: impl Into<String>, facts: &Facts, profile: &Profile) -> Outcome {
     if facts.interrupted.is_some() {
         let text = format!("{} when the run was stopped", text.into());
@@ -116,13 +117,15 @@ fn others_on(gpu: &GpuFacts, facts: &Facts) -> Option<String> {
     let listed = log.filter(|it| it.trouble.is_none() || !it.other_processes.is_empty());
     let seen = match listed {
         Some(log) => &log.other_processes,
-        // Nobody looked to the end. Those who were there before are there where the GPU was to be shared.
+        // Nobody looked to the end. Those who were there before are there where the GPU was to be
+        // shared.
         None => gpu.processes.value()?,
     };
     (!seen.is_empty()).then(|| queries::processes_in_words(seen))
 }
 
-/// A GPU that others use is slow without being broken: it is busy where it would fail, and a warning names them.
+/// A GPU that others use is slow without being broken: it is busy where it would fail, and a
+/// warning names them.
 pub(crate) fn unless_others_use_it(
     judgement: Judgement,
     gpu: &GpuFacts,
@@ -174,8 +177,8 @@ pub(crate) fn samples_under_load<'f>(
     Ok(samples)
 }
 
-/// Intervals of half a second that are left out at the beginning of each precision: clocks rise, and the power limit takes a
-/// moment to bind.
+/// Intervals of half a second that are left out at the beginning of each precision: clocks rise,
+/// and the power limit takes a moment to bind.
 const WARM_UP_INTERVALS: usize = 2;
 /// Fewer intervals have no median worth the name; the mean over all products serves.
 const INTERVALS_MINIMUM: usize = 3;

@@ -174,8 +174,8 @@ impl CauseKind {
         )
     }
 
-    /// Whether a cause of this kind explains evidence of kind `other` on the same GPU, or of the whole host where the
-    /// cause is the host's.
+    /// Whether a cause of this kind explains evidence of kind `other` on the same GPU, or of the
+    /// whole host where the cause is the host's.
     pub(crate) fn explains(self, other: Self) -> bool {
         use CauseKind::{
             Driver, GpuConfiguration, GpuFirmware, GpuHardware, GpuLost, GpuMemory, InUse,

@@ -11,8 +11,8 @@ pub struct Check {
     /// The property that is wanted; equal to the file's name.
     pub id: &'static str,
     pub stage: Stage,
-    /// The lowest level at which it is judged; below, it is skipped with that reason. A check of level image judges what
-    /// only that level looks at: it has no finding at any other.
+    /// The lowest level at which it is judged; below, it is skipped with that reason. A check of
+    /// level image judges what only that level looks at: it has no finding at any other.
     pub level: Level,
     pub judge: Judge,
     /// NVIDIA's or another public page on the matter.
@@ -21,7 +21,8 @@ pub struct Check {
 
 /// What a check judges. Both are pure: no IO, no clock, no environment.
 ///
-/// [`crate::judge()`] makes the findings, one for each subject, so that a check cannot forget a GPU.
+/// [`crate::judge()`] makes the findings, one for each subject, so that a check cannot forget a
+/// GPU.
 #[derive(Debug)]
 pub enum Judge {
     /// The machine as a whole.

@@ -1,7 +1,8 @@
-//! What differs between two runs: of one node at two times, of two images, of two nodes of one type.
+//! What differs between two runs: of one node at two times, of two images, of two nodes of one
+//! type.
 //!
-//! GPUs are matched by PCI address: a board that was replaced stands at the address of the one before, and nodes of one type have
-//! the same addresses.
+//! GPUs are matched by PCI address: a board that was replaced stands at the address of the one
+//! before, and nodes of one type have the same addresses.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -246,9 +247,11 @@ enum Noise {
     NotCompared,
 }
 
-/// Eight healthy H200s lie within 4 % (BENCHMARKS.md); clocks follow power and temperature as throughput does.
+/// Eight healthy H200s lie within 4 % (BENCHMARKS.md); clocks follow power and temperature as
+/// throughput does.
 const THROUGHPUT_NOISE: f64 = 0.04;
-/// This project's own choice: power is averaged by the driver over a second, and idle power depends on the clocks of the moment.
+/// This project's own choice: power is averaged by the driver over a second, and idle power depends
+/// on the clocks of the moment.
 const POWER_NOISE: f64 = 0.10;
 /// This project's own choice: the temperature follows that of the room and what ran before.
 const TEMPERATURE_NOISE_C: f64 = 10.0;

@@ -15,13 +15,15 @@ const REPLICA_SEPARATOR: &str = "::";
 /// The domain of NVIDIA's resources; its network devices have it, too.
 pub const RESOURCE_DOMAIN: &str = "nvidia.com/";
 
-/// Whether a resource is one of GPUs by its name: `nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`.
+/// Whether a resource is one of GPUs by its name: `nvidia.com/gpu`, `nvidia.com/gpu.shared`,
+/// `nvidia.com/mig-1g.10gb`.
 pub(crate) fn is_gpu_resource(resource: &str) -> bool {
     let name = resource.strip_prefix(RESOURCE_DOMAIN);
     name.is_some_and(|it| it.starts_with("gpu") || it.starts_with("mig-"))
 }
 
-/// Whether devices are GPUs: by the name of their resource, or where the plugin was told another name, by their ids.
+/// Whether devices are GPUs: by the name of their resource, or where the plugin was told another
+/// name, by their ids.
 pub fn are_gpus(resource: &str, ids: &[String]) -> bool {
     is_gpu_resource(resource)
         || resource.starts_with(RESOURCE_DOMAIN) && ids.iter().any(|it| is_uuid(it))
@@ -102,7 +104,8 @@ fn seen(facts: &Facts) -> Result<&KubernetesFacts, Outcome> {
         .ok_or_else(|| Outcome::skip("these facts were collected without a look at Kubernetes"))
 }
 
-/// What was seen from inside of a node with a kubelet. Without one the check is skipped, unless the profile requires one.
+/// What was seen from inside of a node with a kubelet. Without one the check is skipped, unless the
+/// profile requires one.
 pub(crate) fn kubelet<'a>(
     facts: &'a Facts,
     profile: &Profile,
@@ -139,7 +142,8 @@ pub(crate) fn kubelet<'a>(
     })
 }
 
-/// What the API server said. Without credentials the check is skipped, unless the profile requires the API.
+/// What the API server said. Without credentials the check is skipped, unless the profile requires
+/// the API.
 pub(crate) fn api<'a>(facts: &'a Facts, profile: &Profile) -> Result<&'a ApiFacts, Outcome> {
     if profile.kubernetes.api.required == Some(true) {
         let Some(seen) = &facts.kubernetes else {
@@ -178,7 +182,8 @@ pub(crate) fn named<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
 /// What NVIDIA's plugin with migStrategy none does on a node whose GPUs are in MIG mode.
 const WHOLE_GPUS: &str = " (of a GPU in MIG mode pods can be given its MIG devices only: the device plugin needs migStrategy single or mixed)";
 
-/// Whether `ids` are the node's devices, each shared alike: in words what is right, or what differs.
+/// Whether `ids` are the node's devices, each shared alike: in words what is right, or what
+/// differs.
 pub(crate) fn compare(
     ids: &[String],
     expected: &BTreeSet<String>,
@@ -250,8 +255,8 @@ pub(crate) fn compare(
     })
 }
 
-/// Whether GPUs come from a device plugin here: where the driver for dynamic resource allocation is and no plugin, its
-/// checks do not apply.
+/// Whether GPUs come from a device plugin here: where the driver for dynamic resource allocation is
+/// and no plugin, its checks do not apply.
 pub(crate) fn refuse_dynamic_resource_allocation(kubelet: &KubernetesFacts) -> Result<(), Outcome> {
     let no_plugin = kubelet.device_plugins.value().is_none_or(Vec::is_empty);
     if kubelet.dynamic_resource_allocation && no_plugin {
@@ -262,7 +267,8 @@ pub(crate) fn refuse_dynamic_resource_allocation(kubelet: &KubernetesFacts) -> R
     Ok(())
 }
 
-/// A device plugin answers; without one nothing else of it can be right, which `device_plugin_registered` reports.
+/// A device plugin answers; without one nothing else of it can be right, which
+/// `device_plugin_registered` reports.
 pub(crate) fn require_device_plugin(
     kubelet: &KubernetesFacts,
     profile: &Profile,

@@ -1,8 +1,10 @@
-//! The diagnosis of a run: root causes ranked, each with its evidence, its GPUs and one recommended action.
+//! The diagnosis of a run: root causes ranked, each with its evidence, its GPUs and one recommended
+//! action.
 //!
-//! Findings are evidence. [`diagnose`] groups them into root causes and folds consequences into the cause that explains
-//! them: a GPU that fell off the bus also fails `gpu_count`, ends the burn and leaves checks without values, and is one
-//! cause. Pure: the same run gives the same diagnosis. Verdicts do not depend on it.
+//! Findings are evidence. [`diagnose`] groups them into root causes and folds consequences into the
+//! cause that explains them: a GPU that fell off the bus also fails `gpu_count`, ends the burn and
+//! leaves checks without values, and is one cause. Pure: the same run gives the same diagnosis.
+//! Verdicts do not depend on it.
 
 use std::collections::BTreeSet;
 
@@ -90,7 +92,8 @@ pub struct RootCause {
     pub consequences: Vec<CauseFinding>,
 }
 
-/// The kind of cause that a failure of a check shows, and the action where the check itself recommends none.
+/// The kind of cause that a failure of a check shows, and the action where the check itself
+/// recommends none.
 ///
 /// One row a check; a test holds the table against the list of checks.
 const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
@@ -200,8 +203,8 @@ fn cause_of_check(check: &str) -> (CauseKind, RecommendedAction) {
         })
 }
 
-/// What a finding recommends: what its check states, else the default of the check. `None` for findings that object to
-/// nothing.
+/// What a finding recommends: what its check states, else the default of the check. `None` for
+/// findings that object to nothing.
 pub fn recommended_action(
     check: &str,
     verdict: Verdict,
@@ -216,7 +219,8 @@ pub fn recommended_action(
     }
 }
 
-/// Root causes, the one to act on first: failures before errors before warnings, and by rank within these.
+/// Root causes, the one to act on first: failures before errors before warnings, and by rank within
+/// these.
 pub fn diagnose(run: &Run) -> Vec<RootCause> {
     let mut causes = merged(signs(run));
     fold_consequences(&mut causes);
@@ -352,7 +356,8 @@ pub(crate) fn name_of(subject: &Subject, facts: &Facts) -> String {
     }
 }
 
-/// The GPU with this address: as NVML lists it, else as the PCI bus has it; `None` for a switch or a port.
+/// The GPU with this address: as NVML lists it, else as the PCI bus has it; `None` for a switch or
+/// a port.
 fn gpu_at(address: &str, facts: &Facts) -> Option<CauseGpu> {
     let listed = facts
         .gpus
@@ -363,7 +368,8 @@ fn gpu_at(address: &str, facts: &Facts) -> Option<CauseGpu> {
     }
     let devices = facts.host.pci_devices.value();
     let device = devices.and_then(|it| it.iter().find(|device| device.address == address));
-    // A GPU that left the bus is in no list; an address that the bus has for something else is no GPU.
+    // A GPU that left the bus is in no list; an address that the bus has for something else is no
+    // GPU.
     (device.is_none_or(crate::facts::PciDevice::is_gpu)).then(|| CauseGpu {
         pci_address: Some(address.to_owned()),
         ..CauseGpu::default()
@@ -410,8 +416,8 @@ fn absorb(cause: &mut RootCause, sign: RootCause) {
     cause.consequences.extend(sign.consequences);
 }
 
-/// Moves every cause that another one explains into that one. Only a failure explains: a warning or an error does not
-/// hide a failure.
+/// Moves every cause that another one explains into that one. Only a failure explains: a warning or
+/// an error does not hide a failure.
 fn fold_consequences(causes: &mut Vec<RootCause>) {
     let mut order: Vec<usize> = (0..causes.len()).collect();
     order.sort_by_key(|index| (causes[*index].kind, causes[*index].gpus.is_empty()));
@@ -463,7 +469,8 @@ fn explains(cause: &RootCause, other: &RootCause) -> bool {
             );
             is_of_the_host && cause.kind < other.kind && cause.kind.explains(other.kind)
         }
-        // A lost GPU explains that the node counts one less; no other cause of a GPU explains one of the host.
+        // A lost GPU explains that the node counts one less; no other cause of a GPU explains one
+        // of the host.
         (Some(_), None) => {
             cause.kind == CauseKind::GpuLost
                 && (matches!(other.kind, CauseKind::GpuLost | CauseKind::Kubernetes)
@@ -479,7 +486,8 @@ fn explains(cause: &RootCause, other: &RootCause) -> bool {
     }
 }
 
-/// NVML's calls returned that a GPU is lost, and nothing else: `nvml_library` warns of every call that returned an error.
+/// NVML's calls returned that a GPU is lost, and nothing else: `nvml_library` warns of every call
+/// that returned an error.
 fn warns_of_a_lost_gpu(cause: &RootCause) -> bool {
     let calls = cause.summary.split_once(": ").map(|(_, calls)| calls);
     cause.verdict == Verdict::Warn

@@ -1,9 +1,9 @@
-//! What is expected of this machine, and who says so: the profile first, then what the EC2 instance type and the GPU
-//! model imply.
+//! What is expected of this machine, and who says so: the profile first, then what the EC2 instance
+//! type and the GPU model imply.
 //!
-//! `None` always means that nobody states the value: the check then judges the machine's own consistency or skips. A
-//! reference value is handed out only where it holds on every healthy machine; what boards, clouds and virtual machines
-//! rightly change is left to the profile.
+//! `None` always means that nobody states the value: the check then judges the machine's own
+//! consistency or skips. A reference value is handed out only where it holds on every healthy
+//! machine; what boards, clouds and virtual machines rightly change is left to the profile.
 
 use crate::facts::{Facts, GpuFacts, PciDevice};
 use crate::kernel_log_events::KernelEvent;
@@ -44,7 +44,8 @@ impl<T> Expected<T> {
 /// The systemd service that sets NVSwitches up.
 pub(crate) const FABRIC_MANAGER_SERVICE: &str = "nvidia-fabricmanager";
 
-/// HGX boards of Blackwell GPUs show no function of their NVSwitches, so that this says nothing of the fabric itself.
+/// HGX boards of Blackwell GPUs show no function of their NVSwitches, so that this says nothing of
+/// the fabric itself.
 const NO_NVSWITCH: &str = "no NVSwitch is visible; fabric_state judges the result";
 
 /// GPUs of a whole HGX or DGX board, on which every NVLink of every GPU is connected.
@@ -55,7 +56,8 @@ pub(crate) fn ec2_instance(facts: &Facts) -> Option<&'static Ec2InstanceRow> {
     reference::ec2_instance(&facts.host.ec2.value()?.instance_type)
 }
 
-/// The reference model of this GPU. A vGPU shows its card's PCI id but has none of its numbers, so it has no model.
+/// The reference model of this GPU. A vGPU shows its card's PCI id but has none of its numbers, so
+/// it has no model.
 pub(crate) fn gpu_model(gpu: &GpuFacts) -> Option<&'static GpuModel> {
     if gpu
         .virtualization_mode
@@ -91,13 +93,15 @@ pub(crate) fn gpu_count(facts: &Facts, profile: &Profile) -> Option<Expected<u32
     )
 }
 
-/// GPUs and NVSwitches that belong together on a board, or in a virtual machine that has a part of one.
-// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model", and the HGX baseboards: eight Volta or
-// Ampere GPUs with six NVSwitches, eight Hopper GPUs with four.
+/// GPUs and NVSwitches that belong together on a board, or in a virtual machine that has a part of
+/// one.
+// Source: NVIDIA Fabric Manager User Guide, "Full Passthrough Virtualization Model", and the HGX
+// baseboards: eight Volta or Ampere GPUs with six NVSwitches, eight Hopper GPUs with four.
 const VOLTA_AND_AMPERE_BOARDS: [(usize, usize); 4] = [(16, 12), (8, 6), (4, 3), (2, 1)];
 const HOPPER_BOARDS: [(usize, usize); 1] = [(8, 4)];
 
-/// GPUs of NVIDIA's own systems, by the beginning of their DMI product names without spaces and hyphens.
+/// GPUs of NVIDIA's own systems, by the beginning of their DMI product names without spaces and
+/// hyphens.
 // Source: NVIDIA DGX user guides; longer names first.
 const SYSTEMS: [(&str, usize); 8] = [
     ("DGXSTATIONA100", 4),
@@ -110,8 +114,8 @@ const SYSTEMS: [(&str, usize); 8] = [
     ("DGX2", 16),
 ];
 
-/// What is wrong with the number of GPUs or NVSwitches by what the machine itself shows, where neither profile nor
-/// instance type states a number; `None` where nothing is.
+/// What is wrong with the number of GPUs or NVSwitches by what the machine itself shows, where
+/// neither profile nor instance type states a number; `None` where nothing is.
 pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
     let devices = facts.host.pci_devices.value()?;
     let gpus: Vec<&PciDevice> = devices.iter().filter(|it| it.is_gpu()).collect();
@@ -134,7 +138,8 @@ pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
     let is_one_board_model = !models.is_empty() && models.iter().all(on_a_board);
     let major = models.first().map(|it| it.compute_capability.major)?;
     let boards: &[(usize, usize)] = match major {
-        // Blackwell's switches are reached through network adapters; how many show on the bus is no evidence.
+        // Blackwell's switches are reached through network adapters; how many show on the bus is no
+        // evidence.
         10.. => &[],
         9 => &HOPPER_BOARDS,
         _ => &VOLTA_AND_AMPERE_BOARDS,
@@ -154,7 +159,8 @@ pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
             nearest.1
         ));
     }
-    // Baseboards have four, eight or sixteen of them; one and two are parts of a board in a virtual machine.
+    // Baseboards have four, eight or sixteen of them; one and two are parts of a board in a virtual
+    // machine.
     let is_bare_metal = !facts.gpus.is_empty()
         && facts.gpus.iter().all(|gpu| {
             gpu.virtualization_mode
@@ -188,7 +194,8 @@ fn system_of(facts: &Facts) -> Option<(&String, usize)> {
     Some((name, system.1))
 }
 
-/// The first GPU that the kernel enumerated before the driver was loaded, and that is not on the bus now.
+/// The first GPU that the kernel enumerated before the driver was loaded, and that is not on the
+/// bus now.
 ///
 /// Virtual functions come and go, but only once the driver is there.
 fn gone_since_boot(facts: &Facts, devices: &[PciDevice]) -> Option<String> {
@@ -215,7 +222,8 @@ fn gone_since_boot(facts: &Facts, devices: &[PciDevice]) -> Option<String> {
         })
 }
 
-/// The model that every GPU must be: a product name or the name of a reference model. Compare with [`is_model`].
+/// The model that every GPU must be: a product name or the name of a reference model. Compare with
+/// [`is_model`].
 pub(crate) fn gpu_model_name(facts: &Facts, profile: &Profile) -> Option<Expected<String>> {
     expected(
         profile.gpus.model.clone(),
@@ -224,7 +232,8 @@ pub(crate) fn gpu_model_name(facts: &Facts, profile: &Profile) -> Option<Expecte
     )
 }
 
-/// Whether this GPU is what `wanted` names: its own product name, or its reference model by any of that model's names.
+/// Whether this GPU is what `wanted` names: its own product name, or its reference model by any of
+/// that model's names.
 pub(crate) fn is_model(gpu: &GpuFacts, wanted: &str) -> bool {
     gpu.name.value().is_some_and(|it| it == wanted)
         || gpu_model(gpu).is_some_and(|model| model.name == wanted || model.is_named(wanted))
@@ -240,8 +249,9 @@ pub(crate) fn memory_minimum_mib(gpu: &GpuFacts, profile: &Profile) -> Option<Ex
     )
 }
 
-/// The least PCIe generation that GPU and slot must reach together (`PcieLink::max_generation`). The model's part is the
-/// floor of NVIDIA's own diagnostics, not what the card could do in a better slot.
+/// The least PCIe generation that GPU and slot must reach together (`PcieLink::max_generation`).
+/// The model's part is the floor of NVIDIA's own diagnostics, not what the card could do in a
+/// better slot.
 pub(crate) fn pcie_generation(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<u32>> {
     let model = gpu_model(gpu);
     expected(
@@ -251,7 +261,8 @@ pub(crate) fn pcie_generation(gpu: &GpuFacts, profile: &Profile) -> Option<Expec
     )
 }
 
-/// The least current PCIe width in lanes. From the profile it is meant exactly; the model's part is a floor.
+/// The least current PCIe width in lanes. From the profile it is meant exactly; the model's part is
+/// a floor.
 pub(crate) fn pcie_width(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<u32>> {
     let model = gpu_model(gpu);
     expected(
@@ -263,8 +274,9 @@ pub(crate) fn pcie_width(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<u
 
 /// How many NVLinks of this GPU must be active.
 ///
-/// The model's number holds only where a whole board of eight is in the machine: bridges and partitions of a board
-/// rightly connect fewer (Azure's `NCv5` has 12 of 18 by design, a single passed-through GPU of an HGX board none).
+/// The model's number holds only where a whole board of eight is in the machine: bridges and
+/// partitions of a board rightly connect fewer (Azure's `NCv5` has 12 of 18 by design, a single
+/// passed-through GPU of an HGX board none).
 pub(crate) fn nvlinks(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Option<Expected<u32>> {
     let model =
         gpu_model(gpu).filter(|it| it.whole_board_nvlinks && is_on_a_whole_board(gpu, facts));
@@ -275,7 +287,8 @@ pub(crate) fn nvlinks(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Optio
     )
 }
 
-/// A whole board of this GPU's model is in the machine; GPUs of other models are none of its business.
+/// A whole board of this GPU's model is in the machine; GPUs of other models are none of its
+/// business.
 pub(crate) fn is_on_a_whole_board(gpu: &GpuFacts, facts: &Facts) -> bool {
     gpus_of_this_model(gpu, facts) == GPUS_OF_A_WHOLE_BOARD
 }
@@ -309,9 +322,11 @@ pub(crate) fn ecc(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<bool>> {
     expected(profile.gpus.ecc, None, model.map(|it| (it, true)))
 }
 
-/// Which flavour of the kernel module the machine's GPUs leave possible, by NVML and the PCI bus together.
+/// Which flavour of the kernel module the machine's GPUs leave possible, by NVML and the PCI bus
+/// together.
 ///
-/// One GPU that needs the proprietary module decides for the machine, as only that module drives both old and new GPUs.
+/// One GPU that needs the proprietary module decides for the machine, as only that module drives
+/// both old and new GPUs.
 pub(crate) fn kernel_module(
     facts: &Facts,
     profile: &Profile,
@@ -346,8 +361,8 @@ pub(crate) fn models_of(facts: &Facts) -> Vec<&'static GpuModel> {
 
 /// Whether fabric manager must run (`true`) or has nothing to do (`false`).
 ///
-/// GPUs that register with a fabric are no evidence: on a virtual machine with a shared NVSwitch the host runs fabric
-/// manager, and a single passed-through GPU has no fabric at all.
+/// GPUs that register with a fabric are no evidence: on a virtual machine with a shared NVSwitch
+/// the host runs fabric manager, and a single passed-through GPU has no fabric at all.
 pub(crate) fn fabric_manager(facts: &Facts, profile: &Profile) -> Option<Expected<bool>> {
     let wanted = match profile.services.get(FABRIC_MANAGER_SERVICE) {
         Some(ServiceRequirement::Active) => Some(true),
@@ -373,7 +388,8 @@ pub(crate) fn fabric_manager(facts: &Facts, profile: &Profile) -> Option<Expecte
         .or_else(|| switches.map(|_| by_bus(false, NO_NVSWITCH)))
 }
 
-/// The GPU's model is known to have something; `false` for models that nobody knows and for virtual GPUs.
+/// The GPU's model is known to have something; `false` for models that nobody knows and for virtual
+/// GPUs.
 pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
     gpu_model(gpu).is_some_and(has)
 }

@@ -46,8 +46,8 @@ impl std::fmt::Display for Verdict {
 
 /// One line or value that a finding rests on, tied to a GPU by its PCI address.
 ///
-/// A check of the host (the kernel log) attaches these to its [`Finding`], so that the diagnosis can assign parts of one
-/// finding to GPUs.
+/// A check of the host (the kernel log) attaches these to its [`Finding`], so that the diagnosis
+/// can assign parts of one finding to GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
@@ -105,7 +105,8 @@ impl Outcome {
         Self::new(Verdict::Warn, summary)
     }
 
-    /// `summary` names the fault with both values: `driver is 570.86.15, the profile asks for at least 580.65.06`.
+    /// `summary` names the fault with both values:
+    /// `driver is 570.86.15, the profile asks for at least 580.65.06`.
     pub fn fail(summary: impl Into<String>) -> Self {
         Self::new(Verdict::Fail, summary)
     }
@@ -120,8 +121,8 @@ impl Outcome {
         Self::new(Verdict::Skip, reason)
     }
 
-    /// Load could not be put on this GPU, or says nothing of it, because others are using it: an `error` that exit code 4 tells
-    /// apart.
+    /// Load could not be put on this GPU, or says nothing of it, because others are using it: an
+    /// `error` that exit code 4 tells apart.
     pub fn busy(summary: impl Into<String>) -> Self {
         Self {
             busy: true,
@@ -311,7 +312,8 @@ pub struct Run {
     /// Name of the profile that was applied: its file's path as given, or `built-in` when none was.
     pub profile: String,
     pub level: Level,
-    /// Host first, then GPU by GPU; within a subject in the order in which `checks/mod.rs` lists the checks.
+    /// Host first, then GPU by GPU; within a subject in the order in which `checks/mod.rs` lists
+    /// the checks.
     pub findings: Vec<Finding>,
     /// Why the run is not complete (a signal, a stage still to come), if it is not.
     pub incomplete: Option<String>,
@@ -345,8 +347,8 @@ impl Run {
 
     /// The verdict of the whole run.
     ///
-    /// A run in which no GPU was judged never passes: an empty test is not a green one. An image may be baked without a
-    /// GPU; there it is the driver on its disk that must have been judged.
+    /// A run in which no GPU was judged never passes: an empty test is not a green one. An image
+    /// may be baked without a GPU; there it is the driver on its disk that must have been judged.
     pub fn exit_status(&self) -> ExitStatus {
         let counts = self.counts();
         if counts.fail > 0 {

@@ -11,8 +11,8 @@ use crate::queries;
 
 /// Judges `facts` by every check: the only way from facts to findings.
 ///
-/// The findings are the same set of (check, subject) for the same machine whatever is wrong with it: what does not
-/// apply or was not reached is there as `skip` or `error`.
+/// The findings are the same set of (check, subject) for the same machine whatever is wrong with
+/// it: what does not apply or was not reached is there as `skip` or `error`.
 pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
     let mut findings = Vec::new();
     let after = after_load::facts_after(facts);
@@ -95,7 +95,8 @@ fn judge_each_gpu(
     vec![finding(check, facts, Subject::Host, outcome)]
 }
 
-/// The second reading, for a check that judges the state of the node. What happened under load is the same in both.
+/// The second reading, for a check that judges the state of the node. What happened under load is
+/// the same in both.
 fn of_both_readings<'a>(check: &Check, after: Option<&'a Facts>) -> Option<&'a Facts> {
     after.filter(|_| check.stage != Stage::Load)
 }
@@ -103,8 +104,9 @@ fn of_both_readings<'a>(check: &Check, after: Option<&'a Facts>) -> Option<&'a F
 /// The check that fails for a lost GPU.
 const REPORTS_LOST_GPU: &str = "gpu_reachable";
 
-/// A lost GPU answers nothing more: one failure says it all, and an error of every other check would bury it. Where the
-/// profile softens that failure, the other checks are judged, so that a lost GPU is never green.
+/// A lost GPU answers nothing more: one failure says it all, and an error of every other check
+/// would bury it. Where the profile softens that failure, the other checks are judged, so that a
+/// lost GPU is never green.
 fn a_lost_gpu_is_reported(gpu: &GpuFacts, profile: &Profile) -> bool {
     let stays_a_failure = profile
         .checks
@@ -154,7 +156,8 @@ fn outcome_of(
 
 /// Why level image does not judge `check`; `None` where it does.
 ///
-/// What needs a GPU is judged as at level quick on a build instance that has one. That it has none must have been seen.
+/// What needs a GPU is judged as at level quick on a build instance that has one. That it has none
+/// must have been seen.
 fn not_judged_of_an_image(check: &Check, facts: &Facts) -> Option<Outcome> {
     /// Judged at every level: whether the run itself was whole.
     const OF_THE_RUN: &str = "run_complete";
@@ -186,7 +189,8 @@ fn not_judged_of_an_image(check: &Check, facts: &Facts) -> Option<Outcome> {
     }
 }
 
-/// Changes `fail` to `warn` or `warn` to `fail`. An `error` stays: a profile cannot make up for not having looked.
+/// Changes `fail` to `warn` or `warn` to `fail`. An `error` stays: a profile cannot make up for not
+/// having looked.
 fn override_severity(outcome: &mut Outcome, severity: Severity, reason: &str) -> Option<String> {
     let wanted = match (severity, outcome.verdict) {
         (Severity::Warn, Verdict::Fail) => Verdict::Warn,
@@ -229,8 +233,8 @@ fn finding(
     }
 }
 
-/// The wall time of the stage's probes, shared evenly among its checks: what JUnit's `time` can honestly say, since
-/// judging itself takes microseconds.
+/// The wall time of the stage's probes, shared evenly among its checks: what JUnit's `time` can
+/// honestly say, since judging itself takes microseconds.
 fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
     let probes: &[&str] = match check.stage {
         Stage::Host => &["host"],
@@ -330,8 +334,9 @@ mod tests {
         }
     }
 
-    /// A check that cannot object is worth nothing, and one that cannot pass is a nuisance. Runs the tests of all
-    /// checks once more, in a process of their own, and reads which verdicts they saw.
+    /// A check that cannot object is worth nothing, and one that cannot pass is a nuisance. Runs
+    /// the tests of all checks once more, in a process of their own, and reads which verdicts they
+    /// saw.
     #[test]
     #[expect(
         clippy::disallowed_methods,
@@ -518,7 +523,8 @@ mod tests {
         assert!(objections.is_empty(), "{objections:#?}");
     }
 
-    /// Replaces readings in the GPU's serialized form, so that a new field cannot be forgotten here.
+    /// Replaces readings in the GPU's serialized form, so that a new field cannot be forgotten
+    /// here.
     fn with_reading(gpu: &GpuFacts, field: &str, reading: &serde_json::Value) -> GpuFacts {
         let mut json = serde_json::to_value(gpu).expect("facts are JSON");
         json[field] = reading.clone();
@@ -553,7 +559,8 @@ mod tests {
         assert!(judged.is_empty(), "{judged:#?}");
     }
 
-    /// What a GPU did not tell may not vanish between the checks: each takes it for another's business.
+    /// What a GPU did not tell may not vanish between the checks: each takes it for another's
+    /// business.
     #[test]
     fn every_unread_value_is_an_error_somewhere() {
         // Values that only explain or excuse, and values that host checks judge over all GPUs.

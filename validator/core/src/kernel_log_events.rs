@@ -1,7 +1,7 @@
 //! What lines of the kernel log mean.
 //!
-//! Pure: text in, events out. The lines come from several drivers and many kernel versions, so everything that is not
-//! recognised is simply no event; nothing here panics, whatever the text.
+//! Pure: text in, events out. The lines come from several drivers and many kernel versions, so
+//! everything that is not recognised is simply no event; nothing here panics, whatever the text.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,11 @@ pub enum KernelEvent {
     Xid(Xid),
     /// `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 …`
     Sxid(Sxid),
-    /// `NVRM: Xid (` or `SXid (`, and then something else than expected: certainly trouble, but not which.
+    /// `NVRM: Xid (` or `SXid (`, and then something else than expected: certainly trouble, but not
+    /// which.
     Unparsed { pci_address: Option<String> },
-    /// A GPU that left the bus, in a message without an Xid number: "fallen off the bus", "GPU lost from the bus",
-    /// `NV_ERR_GPU_IS_LOST`, "disconnected".
+    /// A GPU that left the bus, in a message without an Xid number: "fallen off the bus", "GPU lost
+    /// from the bus", `NV_ERR_GPU_IS_LOST`, "disconnected".
     FallenOffBus { pci_address: Option<String> },
     /// The driver refuses work until a reset: `NV_ERR_RESET_REQUIRED`.
     ResetRequired { pci_address: Option<String> },
@@ -27,9 +28,11 @@ pub enum KernelEvent {
     SlotLinkDown { pci_address: Option<String> },
     /// `pcieport 0000:3a:00.0: pciehp: Slot(33): Link Up`.
     SlotLinkUp { pci_address: Option<String> },
-    /// `INFO: task nvidia-smi:4242 blocked for more than 122 seconds.` of a task that waits in the driver.
+    /// `INFO: task nvidia-smi:4242 blocked for more than 122 seconds.` of a task that waits in the
+    /// driver.
     HungTask { task: String },
-    /// The kernel module's greeting: what the driver reported before belongs to an earlier load of it.
+    /// The kernel module's greeting: what the driver reported before belongs to an earlier load of
+    /// it.
     DriverLoaded,
     /// The kernel found an NVIDIA display controller on the bus.
     GpuEnumerated { pci_address: String },
@@ -99,14 +102,16 @@ pub struct Sxid {
     pub number: u32,
     /// `Fatal` or `Non-fatal` in the text, which is authoritative; `None` where it has neither.
     pub fatal: Option<bool>,
-    /// The second and third line of an event: `Severity 1 Engine instance 30 …` and `Data {0x50610002, …}`.
+    /// The second and third line of an event: `Severity 1 Engine instance 30 …` and
+    /// `Data {0x50610002, …}`.
     pub continues: bool,
     pub detail: String,
 }
 
-/// What an Xid 154 changed the recovery action to: `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot
-/// Required)`. Drivers name the same codes differently: 0x1 is `GPU Reset Required` or `PF FLR`, 0x2 `Node Reboot
-/// Required` or `OS Reboot`.
+/// What an Xid 154 changed the recovery action to:
+/// `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`. Drivers name the
+/// same codes differently: 0x1 is `GPU Reset Required` or `PF FLR`, 0x2 `Node Reboot Required` or
+/// `OS Reboot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestedRecovery {
     None,
@@ -153,7 +158,8 @@ impl Xid {
         leading_number(number).map(|(number, _)| number)
     }
 
-    /// Whether the text of an ECC error requests a reset: `Contained: SM (0x1). RST: No, D-RST: Yes`.
+    /// Whether the text of an ECC error requests a reset:
+    /// `Contained: SM (0x1). RST: No, D-RST: Yes`.
     pub fn requests_reset(&self) -> bool {
         let words: Vec<&str> = self
             .detail
@@ -165,8 +171,8 @@ impl Xid {
             .any(|pair| matches!(pair[0], "RST:" | "D-RST:") && pair[1].eq_ignore_ascii_case("yes"))
     }
 
-    /// The multiprocessor or the client of one that the text names: `GPC 3, TPC 1, SM 0` of Xid 13, `GPC3 GPCCLIENT_T1_8`
-    /// of Xid 31.
+    /// The multiprocessor or the client of one that the text names: `GPC 3, TPC 1, SM 0` of Xid 13,
+    /// `GPC3 GPCCLIENT_T1_8` of Xid 31.
     pub fn unit(&self) -> Option<String> {
         match self.number {
             13 => {
@@ -231,11 +237,12 @@ pub fn is_relevant(text: &str) -> bool {
             && parse_driver_message(text).is_some())
 }
 
-/// How the kernel names the vendor of a function that it finds: `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`.
+/// How the kernel names the vendor of a function that it finds:
+/// `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`.
 const ENUMERATED_VENDOR: &str = ": [10de:";
 
-/// Whether a record is one of the many that follow a GSP time-out and repeat it: the call history of the GPU's firmware
-/// processor. The first of a run is enough.
+/// Whether a record is one of the many that follow a GSP time-out and repeat it: the call history
+/// of the GPU's firmware processor. The first of a run is enough.
 pub fn is_flood(text: &str) -> bool {
     text.contains("NVRM:")
         && (text.contains("RPC history")
@@ -262,9 +269,10 @@ fn is_history_row(text: &str) -> bool {
 
 /// All events of the records, in their order.
 ///
-/// Messages that span records are one event: `The NVIDIA GPU 0000:18:00.0` / `… installed in this system has` /
-/// `fallen off the bus …`; an AER announcement with the bus error that it announces; the three lines of an `SXid`; a hung
-/// task with the functions of the driver that it waits in.
+/// Messages that span records are one event: `The NVIDIA GPU 0000:18:00.0` /
+/// `… installed in this system has` / `fallen off the bus …`; an AER announcement with the bus
+/// error that it announces; the three lines of an `SXid`; a hung task with the functions of the
+/// driver that it waits in.
 pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
     let mut events: Vec<TimedEvent> = Vec::new();
     let mut gpu_named_before: Option<String> = None;
@@ -314,7 +322,8 @@ pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
     without_continuations(events)
 }
 
-/// A hung task belongs to a GPU where it is the driver's own, or where its call trace has a function of the driver's modules.
+/// A hung task belongs to a GPU where it is the driver's own, or where its call trace has a
+/// function of the driver's modules.
 fn waits_in_the_driver(
     task: &str,
     record: &KernelLogRecord,
@@ -369,7 +378,8 @@ fn is_severity_line(text: &str) -> bool {
 
 /// The records without those that name one of these PCI addresses.
 ///
-/// The message of a GPU that fell off the bus spans records, of which only the first names it; all of them are left out.
+/// The message of a GPU that fell off the bus spans records, of which only the first names it; all
+/// of them are left out.
 pub fn without_gpus(records: Vec<KernelLogRecord>, addresses: &[&str]) -> Vec<KernelLogRecord> {
     let is_theirs =
         |address: Option<String>| address.is_some_and(|it| addresses.contains(&it.as_str()));
@@ -512,7 +522,8 @@ fn parse_aer(text: &str) -> Option<KernelEvent> {
         &text[text.find("PCIe Bus Error: severity=")?..]
     };
     let lower = told.to_ascii_lowercase();
-    // Kernels before and after 6.10 say "Corrected" and "Correctable", "Uncorrected" and "Uncorrectable".
+    // Kernels before and after 6.10 say "Corrected" and "Correctable", "Uncorrected" and
+    // "Uncorrectable".
     let severity = if lower.contains("(fatal)") {
         AerSeverity::Fatal
     } else if lower.contains("uncorrect") {
@@ -522,7 +533,8 @@ fn parse_aer(text: &str) -> Option<KernelEvent> {
     } else {
         return None;
     };
-    // An announcement names the reporting function after the words; a bus error names it before them.
+    // An announcement names the reporting function after the words; a bus error names it before
+    // them.
     let pci_address = if announced {
         first_pci_address(told).or_else(|| first_pci_address(text))
     } else {
@@ -560,7 +572,8 @@ fn parse_hung_task(text: &str) -> Option<KernelEvent> {
     })
 }
 
-/// `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`, also with words between (kernels from 6.7 on).
+/// `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`, also with words between (kernels from
+/// 6.7 on).
 fn parse_enumeration(text: &str) -> Option<KernelEvent> {
     text.find(ENUMERATED_VENDOR)?;
     let (_, class) = text.split_once("class 0x")?;
@@ -572,7 +585,8 @@ fn parse_enumeration(text: &str) -> Option<KernelEvent> {
 }
 
 /// The wordings with which the driver reports that a GPU left the bus.
-// Source: NVIDIA/open-gpu-kernel-modules (osHandleGpuLost, NV_ERR_GPU_IS_LOST, nv-pci.c) and its issue 688.
+// Source: NVIDIA/open-gpu-kernel-modules (osHandleGpuLost, NV_ERR_GPU_IS_LOST, nv-pci.c) and its
+// issue 688.
 fn is_lost(lower: &str) -> bool {
     const OF_THE_DRIVER: [&str; 6] = [
         "gpu lost from the bus",
@@ -624,7 +638,8 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
     if module_failed {
         return Some(KernelEvent::GpuInitializationFailed { pci_address });
     }
-    // `nouveau 0000:01:00.0: NVIDIA GA102 (b72000a1)` is how nouveau announces the chip that it drives.
+    // `nouveau 0000:01:00.0: NVIDIA GA102 (b72000a1)` is how nouveau announces the chip that it
+    // drives.
     let rest = text.split_once("nouveau ")?.1;
     let bound = rest.contains(": NVIDIA ") || rest.contains("bios: version");
     (bound && pci_address.is_some()).then_some(KernelEvent::NouveauBound { pci_address })
@@ -632,8 +647,8 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
 
 /// The first thing that reads like a PCI address, in the facts' spelling: `0000:3b:00.0`.
 ///
-/// Accepted are four or eight digits of domain, with or without `PCI:` before and a function behind. A UUID or a time
-/// of day does not pass: both lack the exact widths.
+/// Accepted are four or eight digits of domain, with or without `PCI:` before and a function
+/// behind. A UUID or a time of day does not pass: both lack the exact widths.
 fn first_pci_address(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut start = 0;

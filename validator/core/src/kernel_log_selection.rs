@@ -1,7 +1,8 @@
-//! Chooses the records of a kernel log that are kept in the facts, one after another and in bounded memory.
+//! Chooses the records of a kernel log that are kept in the facts, one after another and in bounded
+//! memory.
 //!
-//! Messages about a GPU come first, repeats are kept as counts, and the first and the last of each kind are kept whole. So a
-//! log of a hundred thousand lines is judged as one of a hundred.
+//! Messages about a GPU come first, repeats are kept as counts, and the first and the last of each
+//! kind are kept whole. So a log of a hundred thousand lines is judged as one of a hundred.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,8 +11,8 @@ use crate::kernel_log_events::{KernelEvent, is_flood, is_relevant, parse};
 
 /// Of a message, so many characters are kept.
 const TEXT_CHARACTERS_KEPT: usize = 1_000;
-/// Of one kind of message about one device, the first and the last ones that are kept whole. An Xid of many jobs names its
-/// processes, which `kernel_log_xid` counts.
+/// Of one kind of message about one device, the first and the last ones that are kept whole. An Xid
+/// of many jobs names its processes, which `kernel_log_xid` counts.
 const FIRST_OF_A_KIND: usize = 5;
 const LAST_OF_A_KIND: usize = 20;
 
@@ -119,7 +120,8 @@ impl Selection {
         }
         let key = kind_of(text);
         self.pushed += 1;
-        // Memory stays bounded whatever is logged: too many kinds of the lowest priority are counted and not kept.
+        // Memory stays bounded whatever is logged: too many kinds of the lowest priority are
+        // counted and not kept.
         if !self.kinds.contains_key(&key) && self.kinds.len() >= self.maximum {
             let least = self.kinds.last_key_value().map(|(key, _)| key.clone());
             let Some(least) = least.filter(|least| least.0 > key.0) else {
@@ -160,7 +162,8 @@ impl Selection {
         let mut kept = Vec::new();
         for ((priority, _), kind) in std::mem::take(&mut self.kinds) {
             if kept.len() + kind.len() > self.maximum {
-                // A kind of which the beginning and the end are kept is told; one of which nothing is kept is not.
+                // A kind of which the beginning and the end are kept is told; one of which nothing
+                // is kept is not.
                 let mut records: Vec<Kept> = kind.into_records().collect();
                 let Some(mut newest) = records.pop() else {
                     continue;
@@ -191,7 +194,8 @@ impl Selection {
     }
 }
 
-/// What counts as a repeat: the same event of the same device, else the same words with other numbers.
+/// What counts as a repeat: the same event of the same device, else the same words with other
+/// numbers.
 fn kind_of(text: &str) -> (Priority, String) {
     let Some(event) = parse(text) else {
         let priority = if text.contains("NVRM:") || text.contains("nvidia") {

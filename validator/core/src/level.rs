@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// An image that is being baked, also where the build instance has no GPU: drivers, services, files and leftovers on
-    /// its disk. What needs a GPU is judged as at quick where there is one.
+    /// An image that is being baked, also where the build instance has no GPU: drivers, services,
+    /// files and leftovers on its disk. What needs a GPU is judged as at quick where there is one.
     Image,
     /// Reads everything, works no GPU: well under a second.
     Quick,
@@ -60,7 +60,8 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// The three coarse stages of a run; a later one does not run when an earlier one makes it meaningless.
+/// The three coarse stages of a run; a later one does not run when an earlier one makes it
+/// meaningless.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! - [`facts`]: what a probe read, one serializable value; [`profile`]: what a node must be.
-//! - [`judge()`] applies every check to every subject; [`findings::Run::judged`] is the same for a whole report.
+//! - [`judge()`] applies every check to every subject; [`findings::Run::judged`] is the same for a
+//!   whole report.
 //! - [`diagnosis`]: root causes, each with its evidence and one recommended action.
 //! - [`report`]: functions from a run to text.
 //!

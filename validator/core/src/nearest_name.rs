@@ -2,7 +2,8 @@
 
 /// The valid name nearest to `mistyped`, if one is near enough to be meant.
 pub fn nearest_name<'a>(mistyped: &str, valid: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    /// Two of five letters wrong is still a typing error; below it, a suggestion misleads more than it helps.
+    /// Two of five letters wrong is still a typing error; below it, a suggestion misleads more than
+    /// it helps.
     const SIMILAR: f64 = 0.6;
     let mistyped = mistyped.to_lowercase().replace('-', "_");
     valid

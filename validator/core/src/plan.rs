@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineChoice {
-    /// The one that draws more power when both are tried; at equal power, cuBLASLt if it is clearly faster
+    /// The one that draws more power when both are tried; at equal power, cuBLASLt if it is clearly
+    /// faster
     #[default]
     Auto,
     /// cuBLASLt, which must be installed

@@ -1,4 +1,5 @@
-//! What several checks ask of the facts in the same way, and which check reports it when the answer is missing.
+//! What several checks ask of the facts in the same way, and which check reports it when the answer
+//! is missing.
 
 use crate::expect;
 use crate::facts::{
@@ -10,10 +11,11 @@ use crate::profile::{Profile, ServiceRequirement, Severity};
 use crate::reference::{self, DriverVersion};
 pub use crate::words::counted;
 
-/// The outcome of a check that means nothing because of what the check `root_cause` is sure to report: a skip that names
-/// it, so that one fault is one finding.
+/// The outcome of a check that means nothing because of what the check `root_cause` is sure to
+/// report: a skip that names it, so that one fault is one finding.
 ///
-/// Where the profile turns that check off or softens it, nobody would stop the node any more, so this is an error.
+/// Where the profile turns that check off or softens it, nobody would stop the node any more, so
+/// this is an error.
 pub(crate) fn reported_by(root_cause: &str, reason: &str, profile: &Profile) -> Outcome {
     let softened = profile
         .checks
@@ -46,19 +48,23 @@ pub(crate) fn workers_failed(reason: &str, profile: &Profile) -> Outcome {
     reported_by("allocation_success", reason, profile)
 }
 
-/// This process runs in a container, from which services, `/proc` and devices of the host may be hidden.
+/// This process runs in a container, from which services, `/proc` and devices of the host may be
+/// hidden.
 pub fn in_container(facts: &Facts) -> bool {
     facts.host.in_container.value() == Some(&true)
 }
 
-/// This is Linux in Windows (WSL2): driver, device nodes and services are those of the Windows host.
-// Source: Microsoft's kernels have `-microsoft-standard-WSL2` in their release, https://github.com/microsoft/WSL2-Linux-Kernel.
+/// This is Linux in Windows (WSL2): driver, device nodes and services are those of the Windows
+/// host.
+// Source: Microsoft's kernels have `-microsoft-standard-WSL2` in their release,
+// https://github.com/microsoft/WSL2-Linux-Kernel.
 pub(crate) fn in_wsl(facts: &Facts) -> bool {
     let release = facts.host.kernel_release.value();
     release.is_some_and(|it| it.to_ascii_lowercase().contains("microsoft"))
 }
 
-/// Every GPU is a virtual one of a hypervisor (vGPU), which keeps persistence, temperature and faults to itself.
+/// Every GPU is a virtual one of a hypervisor (vGPU), which keeps persistence, temperature and
+/// faults to itself.
 pub(crate) fn has_only_vgpus(facts: &Facts) -> bool {
     !facts.gpus.is_empty() && facts.gpus.iter().all(is_vgpu)
 }
@@ -83,8 +89,8 @@ pub(crate) fn pci_gpus(facts: &Facts) -> Result<Vec<&PciDevice>, Outcome> {
     Ok(devices.iter().filter(|it| it.is_gpu()).collect())
 }
 
-/// Whether kernel module `nvidia` is loaded. Sandboxes hide `/sys/module` and `/proc/driver`; NVML, which speaks to the
-/// module, is then the witness.
+/// Whether kernel module `nvidia` is loaded. Sandboxes hide `/sys/module` and `/proc/driver`; NVML,
+/// which speaks to the module, is then the witness.
 pub(crate) fn driver_is_loaded(facts: &Facts, modules: &KernelModules) -> bool {
     modules.loaded.contains_key("nvidia")
         || modules.nvidia_version.value().is_some()
@@ -111,7 +117,8 @@ pub fn cuda_visible_devices_is_set(facts: &Facts) -> bool {
     environment.is_some_and(|it| it.contains_key("CUDA_VISIBLE_DEVICES"))
 }
 
-/// Whether `CUDA_VISIBLE_DEVICES` leaves neither this GPU nor a MIG device of it, as CUDA itself says.
+/// Whether `CUDA_VISIBLE_DEVICES` leaves neither this GPU nor a MIG device of it, as CUDA itself
+/// says.
 pub fn is_hidden(gpu: &GpuFacts, facts: &Facts) -> bool {
     let offered = facts.cuda.devices.value();
     let Some(offered) = offered.filter(|_| cuda_visible_devices_is_set(facts)) else {
@@ -185,14 +192,14 @@ pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> boo
     }
 }
 
-/// What runs will run after a reboot, too. A container sees at most the process; whether the host enables the service it
-/// cannot tell.
+/// What runs will run after a reboot, too. A container sees at most the process; whether the host
+/// enables the service it cannot tell.
 pub(crate) fn starts_again(state: ServiceState, facts: &Facts) -> bool {
     state.enabled || runs_without_a_unit(state) || in_container(facts)
 }
 
-/// Its process runs although systemd has no unit of that name, so that something else sees to it: the GPU operator runs
-/// fabric manager in a container.
+/// Its process runs although systemd has no unit of that name, so that something else sees to it:
+/// the GPU operator runs fabric manager in a container.
 fn runs_without_a_unit(state: ServiceState) -> bool {
     state.active && !state.installed
 }
@@ -292,10 +299,11 @@ pub(crate) struct GpuArchitecture {
     pub(crate) compute_capability: Option<ComputeCapability>,
 }
 
-/// The architecture of every GPU of the machine: from NVML, else from CUDA, else from the reference table.
+/// The architecture of every GPU of the machine: from NVML, else from CUDA, else from the reference
+/// table.
 ///
-/// A GPU that is lost or not listed, and whose architecture nothing else gives, is left out where the check that reports
-/// it fails: it is no error of a check about other things.
+/// A GPU that is lost or not listed, and whose architecture nothing else gives, is left out where
+/// the check that reports it fails: it is no error of a check about other things.
 pub(crate) fn gpu_architectures(
     facts: &Facts,
     profile: &Profile,
@@ -372,8 +380,8 @@ fn compute_capability_of_pci_id(device_id: u16) -> Option<ComputeCapability> {
     capabilities.all(|it| it == first).then_some(first)
 }
 
-/// GPUs on the PCI bus that NVML does not list. In a container the bus is the host's, and what NVML does not list was
-/// not given to it.
+/// GPUs on the PCI bus that NVML does not list. In a container the bus is the host's, and what NVML
+/// does not list was not given to it.
 pub(crate) fn unlisted_gpus(facts: &Facts) -> Vec<GpuSubject> {
     if in_container(facts) {
         return Vec::new();

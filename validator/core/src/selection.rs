@@ -1,5 +1,5 @@
-//! Checks that a run leaves out by request. What would have been judged and was left out makes the run incomplete: a run is
-//! never green by omission.
+//! Checks that a run leaves out by request. What would have been judged and was left out makes the
+//! run incomplete: a run is never green by omission.
 
 use crate::findings::{Finding, Run, Verdict};
 use crate::nearest_name::nearest_name;
@@ -42,7 +42,8 @@ impl Selection {
             && (is_in(&self.skip) || (!self.only.is_empty() && !is_in(&self.only)))
     }
 
-    /// Takes what is left out from the findings of `run`. Checks that do not apply here were not left out by it.
+    /// Takes what is left out from the findings of `run`. Checks that do not apply here were not
+    /// left out by it.
     #[must_use]
     pub fn applied_to(&self, mut run: Run) -> Run {
         let mut left_out: Vec<String> = Vec::new();

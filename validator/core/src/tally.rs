@@ -1,8 +1,10 @@
-//! Several small judgements made into one outcome: the worst decides, and nothing of the others is lost.
+//! Several small judgements made into one outcome: the worst decides, and nothing of the others is
+//! lost.
 
 use crate::findings::{Judgement, Outcome, Verdict};
 
-/// How many texts of the worst verdict the summary holds; the rest is counted there and listed under `observed`.
+/// How many texts of the worst verdict the summary holds; the rest is counted there and listed
+/// under `observed`.
 const TEXTS_IN_THE_SUMMARY: usize = 3;
 
 /// Texts by verdict, each a fragment that names its object.
@@ -44,13 +46,14 @@ impl Tally {
             .extend(parts.map(|(verdict, text)| (soften(verdict), text)));
     }
 
-    /// The worst verdict so far: fail, then error, then warn, then pass; `None` when nothing was judged.
+    /// The worst verdict so far: fail, then error, then warn, then pass; `None` when nothing was
+    /// judged.
     pub(crate) fn worst(&self) -> Option<Verdict> {
         self.parts.iter().map(|(verdict, _)| *verdict).max()
     }
 
-    /// The outcome of the worst verdict. All texts that are not right are under `observed` when the summary has not
-    /// room for them. `nothing` is the outcome when nothing was judged.
+    /// The outcome of the worst verdict. All texts that are not right are under `observed` when the
+    /// summary has not room for them. `nothing` is the outcome when nothing was judged.
     pub(crate) fn outcome(self, nothing: Outcome) -> Outcome {
         let Some(worst) = self.worst() else {
             return nothing;
@@ -86,10 +89,11 @@ impl Tally {
     }
 }
 
-/// One judgement out of several about the same subject: the worst verdict, with the texts of all parts that have it.
+/// One judgement out of several about the same subject: the worst verdict, with the texts of all
+/// parts that have it.
 ///
-/// A part that does not apply says nothing unless none applies. A failure that was seen outweighs a part that could not
-/// be read, which outweighs everything else.
+/// A part that does not apply says nothing unless none applies. A failure that was seen outweighs a
+/// part that could not be read, which outweighs everything else.
 pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement {
     let parts: Vec<Outcome> = parts
         .into_iter()

@@ -1,7 +1,8 @@
 //! What `CUDA_VISIBLE_DEVICES` names, read as the driver reads it.
 //!
-//! NVIDIA documents the numbers and the UUIDs, and little of the rest. What is here was asked of the driver (580.159.04, two
-//! H200s): `tests/simulator/captures/cuda-visible-devices.json` has every value that was tried and what it left.
+//! NVIDIA documents the numbers and the UUIDs, and little of the rest. What is here was asked of
+//! the driver (580.159.04, two H200s): `tests/simulator/captures/cuda-visible-devices.json` has
+//! every value that was tried and what it left.
 
 /// Why CUDA offers less than a value seems to name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ const SPACE: &str = "begins with a space";
 
 /// The positions in `uuids` of the devices that the value names, all of them.
 ///
-/// `uuids` are the GPUs (or, for a list of MIG devices, those) that CUDA could offer. Numbers count in CUDA's own order,
-/// which may be another; but a number is valid in both or in neither.
+/// `uuids` are the GPUs (or, for a list of MIG devices, those) that CUDA could offer. Numbers count
+/// in CUDA's own order, which may be another; but a number is valid in both or in neither.
 pub(crate) fn named(value: &str, uuids: &[&str]) -> Result<Vec<usize>, Garbled> {
     if value.trim().is_empty() {
         return Err(Garbled::Empty);
@@ -60,7 +61,8 @@ fn is_uuid(entry: &str) -> bool {
     entry.starts_with("GPU-") || entry.starts_with("MIG-")
 }
 
-/// The one UUID that begins like the entry, which has a digit at least. Dashes and case do not matter, nor does what stands behind a whole UUID.
+/// The one UUID that begins like the entry, which has a digit at least. Dashes and case do not
+/// matter, nor does what stands behind a whole UUID.
 fn position_of(entry: &str, uuids: &[&str]) -> Option<usize> {
     let entry = digits(entry);
     if entry.len() <= "GPU-".len() {
@@ -80,7 +82,8 @@ fn digits(uuid: &str) -> String {
         .collect()
 }
 
-/// As C's `strtoul` reads it, cut to 32 bits: spaces and a sign before the digits, and anything behind them.
+/// As C's `strtoul` reads it, cut to 32 bits: spaces and a sign before the digits, and anything
+/// behind them.
 fn number(entry: &str) -> Option<usize> {
     let entry = entry.trim_start();
     let (negative, entry) = match entry.strip_prefix('-') {
@@ -150,7 +153,8 @@ mod tests {
         for Asked { value, devices } in &values {
             match named(value, &uuids) {
                 Ok(named) => assert_eq!(named, *devices, "{value:?}"),
-                // The driver offered less than was named: what stands before the entry that ends the list.
+                // The driver offered less than was named: what stands before the entry that ends
+                // the list.
                 Err(Garbled::Ended { entry, .. }) => {
                     let before = value.split(',').take_while(|it| *it != entry).count();
                     assert_eq!(before, devices.len(), "{value:?}");

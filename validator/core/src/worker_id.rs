@@ -1,4 +1,5 @@
-//! The id of a worker process: its workload, its GPUs, and an ordinal among workers that share both.
+//! The id of a worker process: its workload, its GPUs, and an ordinal among workers that share
+//! both.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

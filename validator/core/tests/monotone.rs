@@ -1,4 +1,5 @@
-//! What must hold of verdicts for any facts: less evidence is never greener, other GPUs and the order of things do not matter.
+//! What must hold of verdicts for any facts: less evidence is never greener, other GPUs and the
+//! order of things do not matter.
 //!
 //! Over the recorded machines of `tests/facts`, and over healthy machines with one fault each.
 
@@ -185,7 +186,8 @@ fn verdicts(run: &Run) -> BTreeMap<(String, String), Verdict> {
         .collect()
 }
 
-/// Judges `facts` with readings removed one at a time: each [`STEP`]th, the machines of a test beginning at different ones.
+/// Judges `facts` with readings removed one at a time: each [`STEP`]th, the machines of a test
+/// beginning at different ones.
 fn for_each_removal(facts: &Facts, machine: usize, mut judge: impl FnMut(&[String], &Run)) {
     /// Every reading of every machine takes minutes in a debug build.
     const STEP: usize = 4;
@@ -200,7 +202,8 @@ fn for_each_removal(facts: &Facts, machine: usize, mut judge: impl FnMut(&[Strin
     }
 }
 
-/// Which value the machine is judged by where this one is missing: removing it may only change what is expected.
+/// Which value the machine is judged by where this one is missing: removing it may only change what
+/// is expected.
 fn states_an_expectation(path: &[String]) -> bool {
     let last = path.last().map(String::as_str);
     // Without the instance type less is expected; without addresses a GPU has another name here.

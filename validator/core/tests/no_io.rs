@@ -1,10 +1,11 @@
-//! The crate's dependencies do no IO: with none of them at hand, no check or report can read the machine.
+//! The crate's dependencies do no IO: with none of them at hand, no check or report can read the
+//! machine.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// Crates that open files, sockets or libraries, start processes or call the system. What pulls one of these in belongs to the
-/// binary.
+/// Crates that open files, sockets or libraries, start processes or call the system. What pulls one
+/// of these in belongs to the binary.
 const DOES_IO: [&str; 20] = [
     "async-io",
     "clap",

@@ -1,11 +1,12 @@
-//! The texts of checks are written as NVIDIA's and Kubernetes' documentation is, and hold no placeholder.
+//! The texts of checks are written as NVIDIA's and Kubernetes' documentation is, and hold no
+//! placeholder.
 
 use std::path::Path;
 
 use validator_core::check::title;
 
-/// Words that give programs a voice or hide the subject. A text with one of them is rewritten: programs report, return, request and
-/// read.
+/// Words that give programs a voice or hide the subject. A text with one of them is rewritten:
+/// programs report, return, request and read.
 const AVOIDED: [&str; 13] = [
     "ask", "asks", "behind", "mended", "nobody", "say", "says", "somebody", "tell", "tells",
     "told", "what", "whoever",

@@ -74,7 +74,8 @@ impl Ending {
         )
     }
 
-    /// The validator's exit code. Anything that it never answers by itself is trouble, not a verdict.
+    /// The validator's exit code. Anything that it never answers by itself is trouble, not a
+    /// verdict.
     pub fn exit_code(self) -> anyhow::Result<u8> {
         match self {
             Ending::Code(code @ 0..=4) => Ok(u8::try_from(code)?),
@@ -96,7 +97,8 @@ impl Ending {
     }
 }
 
-/// Passes on what a child prints as it comes, and keeps a copy without colours in the reports' folder.
+/// Passes on what a child prints as it comes, and keeps a copy without colours in the reports'
+/// folder.
 #[derive(Debug)]
 pub struct Streams {
     threads: Vec<JoinHandle<std::io::Result<()>>>,
@@ -152,7 +154,8 @@ fn tee(mut from: impl Read, mut terminal: impl Write, mut copy: impl Write) -> s
     }
 }
 
-/// A terminal that several validators write to: whole lines, each with its label. Without a label everything passes at once.
+/// A terminal that several validators write to: whole lines, each with its label. Without a label
+/// everything passes at once.
 #[derive(Debug)]
 struct Labelled<W: Write> {
     label: Option<String>,
@@ -202,7 +205,8 @@ impl<W: Write> Drop for Labelled<W> {
     }
 }
 
-/// Removes the terminal's control sequences (`ESC [ … letter`), also when one is cut between two reads.
+/// Removes the terminal's control sequences (`ESC [ … letter`), also when one is cut between two
+/// reads.
 #[derive(Debug, Default)]
 struct WithoutColor {
     state: Sequence,

@@ -1,6 +1,7 @@
-//! Ctrl-C, SIGTERM and SIGHUP do not end a task at once: they ask its current child to stop, so that reports are
-//! still fetched and the remote machine is left clean. A second signal stops the child the hard way. Threads that work side
-//! by side each have a child of their own, and a signal is for all of them.
+//! Ctrl-C, SIGTERM and SIGHUP do not end a task at once: they ask its current child to stop, so
+//! that reports are still fetched and the remote machine is left clean. A second signal stops the
+//! child the hard way. Threads that work side by side each have a child of their own, and a signal
+//! is for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

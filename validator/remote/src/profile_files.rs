@@ -1,5 +1,5 @@
-//! The files of a profile: itself and those that it extends. A run on another machine needs all of them, in the same
-//! places relative to each other.
+//! The files of a profile: itself and those that it extends. A run on another machine needs all of
+//! them, in the same places relative to each other.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -15,7 +15,8 @@ pub(crate) struct ProfileFile {
 /// More than the validator follows, so that its own error about the depth is the one that is seen.
 const MOST_FILES: usize = 8;
 
-/// The profile first, then what it extends. A file that is not there is left to the validator's error.
+/// The profile first, then what it extends. A file that is not there is left to the validator's
+/// error.
 pub(crate) fn collect(profile: &Path) -> anyhow::Result<Vec<ProfileFile>> {
     let working_folder = std::env::current_dir().context("the working folder is gone")?;
     let mut files = vec![normalize(&working_folder.join(profile))];
@@ -38,7 +39,8 @@ pub(crate) fn collect(profile: &Path) -> anyhow::Result<Vec<ProfileFile>> {
         .collect())
 }
 
-/// Reports name the profile's path, so it keeps the one that was given wherever that lies below the working folder.
+/// Reports name the profile's path, so it keeps the one that was given wherever that lies below the
+/// working folder.
 fn places(files: &[PathBuf], working_folder: &Path) -> Vec<PathBuf> {
     let below: Option<Vec<PathBuf>> = files
         .iter()
@@ -61,7 +63,8 @@ fn extended_by(file: &Path) -> anyhow::Result<Option<PathBuf>> {
     Ok(extends(&text).map(|name| normalize(&file.parent().unwrap_or(file).join(name))))
 }
 
-/// The value of the top-level `extends` key, without a YAML parser: the validator is the one that reads profiles.
+/// The value of the top-level `extends` key, without a YAML parser: the validator is the one that
+/// reads profiles.
 fn extends(text: &str) -> Option<&str> {
     let value = text
         .lines()

@@ -61,8 +61,8 @@ impl Folder {
         let _ = std::fs::remove_dir(&self.path);
     }
 
-    /// Fails when `code` claims that the machine was judged well and a report that would show it is not there.
-    /// A simulated run must say so, and no other may.
+    /// Fails when `code` claims that the machine was judged well and a report that would show it is
+    /// not there. A simulated run must say so, and no other may.
     pub fn back_up(&self, code: u8, simulated: bool) -> anyhow::Result<()> {
         let written = self.written();
         let missing: Vec<&str> = REPORTS
@@ -117,7 +117,8 @@ impl Folder {
     }
 }
 
-/// Empties nothing: only old reports of the same names are removed, so that none is taken for this run's.
+/// Empties nothing: only old reports of the same names are removed, so that none is taken for this
+/// run's.
 fn existing_or_new(path: &Path) -> anyhow::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     std::fs::create_dir_all(&path)
@@ -161,7 +162,8 @@ fn new_in(parent: &Path, name: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn knows_no_gpu(facts: &Value) -> bool {
-    // PCI class 0x03 is a display controller, which is what a GPU is, also one that its driver does not know.
+    // PCI class 0x03 is a display controller, which is what a GPU is, also one that its driver does
+    // not know.
     let is_gpu = |device: &Value| {
         device["class"]
             .as_u64()

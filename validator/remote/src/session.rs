@@ -1,8 +1,8 @@
-//! A run on another machine, through the system's OpenSSH: its agent, configuration and known hosts decide, and host
-//! keys are always checked.
+//! A run on another machine, through the system's OpenSSH: its agent, configuration and known hosts
+//! decide, and host keys are always checked.
 //!
-//! One connection is shared by all steps. A *keeper* on the other side owns the temporary folder: it removes the folder
-//! when we are done, when we are killed, and when the connection is lost.
+//! One connection is shared by all steps. A *keeper* on the other side owns the temporary folder:
+//! it removes the folder when we are done, when we are killed, and when the connection is lost.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -159,7 +159,8 @@ fn fetch(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     let id = Pid::from_child(&child);
-    // A first Ctrl-C came to get the reports early, so only a second one stops us from fetching them.
+    // A first Ctrl-C came to get the reports early, so only a second one stops us from fetching
+    // them.
     let output = run.interrupts.while_waiting(
         move |request| {
             if request == Request::Kill {
@@ -271,7 +272,8 @@ impl Ssh {
             control_folder: make_control_folder()?,
         };
         let mut command = ssh.client();
-        // The connection goes to the background once it stands, and ends a minute after its last user.
+        // The connection goes to the background once it stands, and ends a minute after its last
+        // user.
         command.args(["-o", "ControlMaster=yes", "-o", "ControlPersist=60"]);
         command.args([
             "-o",
@@ -319,8 +321,8 @@ impl Ssh {
         format!("ssh {config}{port}{user}{host}")
     }
 
-    /// ssh with the options of every call. Those of the user's configuration that would get in the way of a plain
-    /// command are switched off; nothing about keys or hosts is.
+    /// ssh with the options of every call. Those of the user's configuration that would get in the
+    /// way of a plain command are switched off; nothing about keys or hosts is.
     fn client(&self) -> Command {
         let mut command = Command::new("ssh");
         if let Some(config) = &self.config {
@@ -348,7 +350,8 @@ impl Ssh {
         command
     }
 
-    /// A script on the other machine, over the shared connection, out of reach of the terminal's Ctrl-C.
+    /// A script on the other machine, over the shared connection, out of reach of the terminal's
+    /// Ctrl-C.
     fn command(&self, script: &str, arguments: &[OsString]) -> anyhow::Result<Command> {
         let mut command = self.client();
         command.args(["-o", "ControlMaster=no", "-o", "BatchMode=yes"]);
@@ -401,7 +404,8 @@ impl Drop for Ssh {
     }
 }
 
-/// A socket's path is limited to about a hundred characters, so it lives in /tmp rather than below the checkout.
+/// A socket's path is limited to about a hundred characters, so it lives in /tmp rather than below
+/// the checkout.
 fn make_control_folder() -> anyhow::Result<PathBuf> {
     remove_abandoned_control_folders();
     let time = std::time::SystemTime::now()

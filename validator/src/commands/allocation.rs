@@ -21,9 +21,10 @@ use validator_core::report::allocation_table;
 
 /// Share the GPUs among many processes, and verify that each gets its own and that nothing is left
 ///
-/// Workers are real processes, each with one GPU, in turn. They allocate memory, compute, verify every word, free, and repeat.
-/// Then one GPU is compared with all of them, a worker requests more memory than is free, and half of the workers are killed.
-/// Ctrl-C stops within a second and reports what was measured.
+/// Workers are real processes, each with one GPU, in turn. They allocate memory, compute, verify
+/// every word, free, and repeat. Then one GPU is compared with all of them, a worker requests more
+/// memory than is free, and half of the workers are killed. Ctrl-C stops within a second and
+/// reports what was measured.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -50,13 +51,15 @@ pub(crate) struct Arguments {
     cleanup: bool,
     #[command(flatten)]
     report: ReportOptions,
-    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard output
+    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard
+    /// output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     facts: Option<PathBuf>,
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
-    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
+    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as
+    /// a real GPU may take
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
     deadline_scale: f64,
 }

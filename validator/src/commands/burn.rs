@@ -27,9 +27,10 @@ use validator_core::report::answer_of;
 
 /// Work every GPU at its power limit and verify every product
 ///
-/// Looks at the machine as `run` does, then multiplies matrices on every GPU at once with nothing but the driver. The
-/// reference product is proved with exact operands, by Freivalds' check and by rows that the host computes; every element
-/// of every product is then compared with it. Ctrl-C stops within a second and reports what was measured.
+/// Looks at the machine as `run` does, then multiplies matrices on every GPU at once with nothing
+/// but the driver. The reference product is proved with exact operands, by Freivalds' check and by
+/// rows that the host computes; every element of every product is then compared with it. Ctrl-C
+/// stops within a second and reports what was measured.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
@@ -41,7 +42,8 @@ pub(crate) struct Arguments {
     /// What to multiply, one after another; by default what heats a GPU most
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     precision: Vec<Precision>,
-    /// Only these GPUs, by index, PCI address or UUID; by default all that CUDA_VISIBLE_DEVICES leaves
+    /// Only these GPUs, by index, PCI address or UUID; by default all that CUDA_VISIBLE_DEVICES
+    /// leaves
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     gpu: Vec<String>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB
@@ -61,8 +63,8 @@ pub(crate) struct Arguments {
     /// Burn a GPU although other processes use it
     #[arg(long)]
     share: bool,
-    /// Burn in the background: returns once the burn began; `burn status` shows it, `burn wait` waits for its exit code, `burn
-    /// stop` ends it
+    /// Burn in the background: returns once the burn began; `burn status` shows it, `burn wait`
+    /// waits for its exit code, `burn stop` ends it
     #[arg(long)]
     detach: bool,
     /// This is the process in the background, whose output goes to this file
@@ -73,13 +75,15 @@ pub(crate) struct Arguments {
     inject: u32,
     #[command(flatten)]
     report: ReportOptions,
-    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard output
+    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard
+    /// output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     facts: Option<PathBuf>,
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
-    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
+    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as
+    /// a real GPU may take
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
     deadline_scale: f64,
 }
@@ -93,9 +97,11 @@ pub(crate) enum BurnCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Wait until the burns that run on this machine end; exits with the code of the worst of them, or of the last burn
+    /// Wait until the burns that run on this machine end; exits with the code of the worst of them,
+    /// or of the last burn
     Wait,
-    /// Stop the burns that run on this machine; returns when the GPUs' memory is free and the reports are written
+    /// Stop the burns that run on this machine; returns when the GPUs' memory is free and the
+    /// reports are written
     Stop,
 }
 
@@ -312,7 +318,8 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let mut facts = watch(session, &interrupt, &mut |_, facts| {
         files.write(&judged(not_burned(facts)));
     });
-    // Until the reports are written this burn is not over: neither is the next one's time, nor is it said that none runs.
+    // Until the reports are written this burn is not over: neither is the next one's time, nor is
+    // it said that none runs.
     let mut held = None;
     if facts.interrupted.is_none() {
         files.write(&judged(not_burned(&facts)));
@@ -356,7 +363,8 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     Ok(status)
 }
 
-/// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES` leaves where it is set.
+/// The UUIDs of the GPUs that were named; without names, of those that `CUDA_VISIBLE_DEVICES`
+/// leaves where it is set.
 pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
         let visible = crate::session::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;

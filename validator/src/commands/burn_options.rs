@@ -20,7 +20,8 @@ pub(crate) struct BurnOfRun {
     /// How long to burn, all precisions together: 10s, 5m [default: 10s; 60s at level extended]
     #[arg(long, value_name = "TIME", env = "GPU_VALIDATOR_BURN_DURATION")]
     burn_duration: Option<BurnDuration>,
-    /// What to multiply, one after another [default: what heats a GPU most; several at level extended]
+    /// What to multiply, one after another [default: what heats a GPU most; several at level
+    /// extended]
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     burn_precision: Vec<Precision>,
     /// Who multiplies [default: auto]
@@ -54,7 +55,8 @@ pub(crate) struct BurnOfRun {
 
 /// Memory of a worker where none is given.
 pub(super) const ALLOCATION_MEMORY: &str = "256MiB";
-/// Of the allocation test in a run: with its other phases some 8 s, and the starts of processes, a quarter of a second each.
+/// Of the allocation test in a run: with its other phases some 8 s, and the starts of processes, a
+/// quarter of a second each.
 const ALLOCATION_DURATION: &str = "4s";
 
 impl BurnOfRun {
@@ -72,7 +74,8 @@ impl BurnOfRun {
         Ok(AllocationOptions::lasting(duration, memory, burn.share))
     }
 
-    /// What to burn, or why nothing is burned. An error is a burn that cannot end before the run is stopped.
+    /// What to burn, or why nothing is burned. An error is a burn that cannot end before the run is
+    /// stopped.
     pub(crate) fn plan(
         &self,
         level: Level,

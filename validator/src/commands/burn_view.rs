@@ -1,4 +1,5 @@
-//! What a person sees of a burn while it runs: a live view on a terminal, a plain line now and then elsewhere.
+//! What a person sees of a burn while it runs: a live view on a terminal, a plain line now and then
+//! elsewhere.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -12,8 +12,9 @@ use validator_core::level::Level;
 
 /// Look at this machine and write what was seen, without judging
 ///
-/// Exits with 0 when everything was looked at and written, with 2 when the run was stopped or the file could not be
-/// written where it was requested (it is then saved elsewhere, and its place is printed).
+/// Exits with 0 when everything was looked at and written, with 2 when the run was stopped or the
+/// file could not be written where it was requested (it is then saved elsewhere, and its place is
+/// printed).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Where to write the facts; standard output without it

@@ -10,8 +10,9 @@ use validator_core::profile::Profile;
 
 /// Compare two runs: facts, verdicts, and figures beyond their noise
 ///
-/// Both facts files are judged by the same profile; GPUs are matched by PCI address. Exits with 1 where a verdict of the second run is
-/// worse than that of the first, else with 0, and with 3 for files that are no facts.
+/// Both facts files are judged by the same profile; GPUs are matched by PCI address. Exits with 1
+/// where a verdict of the second run is worse than that of the first, else with 0, and with 3 for
+/// files that are no facts.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Facts of the first run, as `run --facts` and `collect` write them

@@ -1,4 +1,5 @@
-//! `gpu-validator environment`: CUDA toolkits, libraries and Python environments, judged and started.
+//! `gpu-validator environment`: CUDA toolkits, libraries and Python environments, judged and
+//! started.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,8 +20,9 @@ use validator_core::profile::{Profile, PythonRequirement};
 
 /// CUDA toolkits, libraries and Python environments: find, judge and start them
 ///
-/// Prints what is installed as a tree, each part judged against the driver and the GPUs, and starts the Python
-/// environments that have a GPU framework. Exits with 1 when something that is named or selected cannot work.
+/// Prints what is installed as a tree, each part judged against the driver and the GPUs, and starts
+/// the Python environments that have a GPU framework. Exits with 1 when something that is named or
+/// selected cannot work.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -42,8 +44,8 @@ pub(crate) struct Arguments {
     /// Answer a question without reading this machine: "torch 2.11 cu126 on B200 driver 570"
     #[arg(long, value_name = "QUESTION", conflicts_with_all = ["python", "no_start", "image", "sysroot", "profile"])]
     explain: Option<String>,
-    /// Judge a container image on the disk against this machine's driver and GPUs: the folder of its root file system, or an
-    /// OCI archive
+    /// Judge a container image on the disk against this machine's driver and GPUs: the folder of
+    /// its root file system, or an OCI archive
     #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["python", "sysroot"])]
     image: Option<PathBuf>,
     /// Judge against these GPUs and this driver instead of this machine's: "B200 driver 570.124.06"

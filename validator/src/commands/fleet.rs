@@ -20,10 +20,11 @@ pub(crate) enum FleetCommand {
 
 /// Merge the reports of many nodes, and name the GPUs that are unlike others of their model
 ///
-/// Reads what `gpu-validator run` and `collect` write: JSON reports, JUnit reports, facts. Facts are judged here; facts and
-/// JUnit files of a folder that holds report.json are left out. GPUs are compared with the others of their model over all
-/// nodes. The exit code is that of the worst node: 0 all passed, 1 a node failed, 2 a node was not judged, 4 the only thing
-/// not judged is load on busy GPUs. An outlier alone changes it with --fail-on-outliers only.
+/// Reads what `gpu-validator run` and `collect` write: JSON reports, JUnit reports, facts. Facts
+/// are judged here; facts and JUnit files of a folder that holds report.json are left out. GPUs are
+/// compared with the others of their model over all nodes. The exit code is that of the worst node:
+/// 0 all passed, 1 a node failed, 2 a node was not judged, 4 the only thing not judged is load on
+/// busy GPUs. An outlier alone changes it with --fail-on-outliers only.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
     /// Reports or facts, or folders of them (*.json and *.xml, folders in them too)
@@ -32,7 +33,8 @@ pub(crate) struct ReportArguments {
     /// What the nodes of facts files must be
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Write the report in every format into this folder: fleet.md, fleet.html, fleet.report (JSON), fleet.junit
+    /// Write the report in every format into this folder: fleet.md, fleet.html, fleet.report
+    /// (JSON), fleet.junit
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Write the report as Markdown, `-` for standard output
@@ -190,7 +192,8 @@ fn files_below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `a.junit.xml` and `a.xml` where there is `a.json`, and the facts of a run where there is its `report.json`.
+/// `a.junit.xml` and `a.xml` where there is `a.json`, and the facts of a run where there is its
+/// `report.json`.
 fn is_needless(path: &Path) -> bool {
     let name = path
         .file_name()
@@ -205,7 +208,8 @@ fn is_needless(path: &Path) -> bool {
     path.with_file_name(format!("{stem}.json")).is_file()
 }
 
-/// Reads on every processor, one file at a time each; only what the fleet's report needs of a file is kept.
+/// Reads on every processor, one file at a time each; only what the fleet's report needs of a file
+/// is kept.
 fn read_all(files: &[PathBuf], profile: &(Profile, String)) -> Vec<NodeReport> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);

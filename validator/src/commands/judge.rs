@@ -23,11 +23,13 @@ use validator_core::selection::Selection;
 
 /// Judge facts that were collected before
 ///
-/// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts everywhere.
+/// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts
+/// everywhere.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
-    /// A facts file, or a folder: each *.json in it is judged, one line each, and only --json may be written
+    /// A facts file, or a folder: each *.json in it is judged, one line each, and only --json may
+    /// be written
     #[arg(value_name = "FACTS")]
     facts: PathBuf,
     /// Judge at a lower level than the facts were collected at

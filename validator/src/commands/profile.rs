@@ -16,7 +16,8 @@ use validator_core::profile::Profile;
 pub(crate) enum ProfileCommand {
     /// Write a profile that this node, as it is, would pass
     ///
-    /// Meant for a node that is known to be good: what it has becomes what is expected. Read it before you use it.
+    /// Meant for a node that is known to be good: what it has becomes what is expected. Read it
+    /// before you use it.
     Init {
         /// Take what was seen of another machine before, not this one
         #[arg(long, value_name = "FILE")]

@@ -1,4 +1,5 @@
-//! Reports of an earlier run, when the arguments of this one are refused: they must not be taken for this one's.
+//! Reports of an earlier run, when the arguments of this one are refused: they must not be taken
+//! for this one's.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -43,8 +44,8 @@ pub(crate) fn writes_reports(arguments: &[OsString]) -> bool {
     }
 }
 
-/// Whether such a command still writes its reports when a signal stops it. The judgement of facts and the parent of a burn in
-/// the background end at once.
+/// Whether such a command still writes its reports when a signal stops it. The judgement of facts
+/// and the parent of a burn in the background end at once.
 pub(crate) fn stops_on_signals(arguments: &[OsString]) -> bool {
     writes_reports(arguments)
         && words(arguments).next() != Some("judge")

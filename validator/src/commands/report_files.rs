@@ -1,5 +1,6 @@
-//! Writes the reports: whole files or none, again after every stage. A report that cannot be written where it was requested is
-//! saved in the folder for temporary files, and the command does not exit with 0.
+//! Writes the reports: whole files or none, again after every stage. A report that cannot be
+//! written where it was requested is saved in the folder for temporary files, and the command does
+//! not exit with 0.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -35,7 +36,8 @@ pub(crate) struct ReportFiles {
     files: Vec<ReportFile>,
 }
 
-/// Whether this names standard output: writing to the file behind it by its path would replace what else goes there.
+/// Whether this names standard output: writing to the file behind it by its path would replace what
+/// else goes there.
 pub(super) fn is_standard_output(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
         .iter()
@@ -67,8 +69,9 @@ impl ReportFiles {
         Self { files }
     }
 
-    /// Writes every file anew. What cannot be written is said once and tried again with the next call. A pipe or device
-    /// would get one report after the other, so it waits for [`Self::finish`].
+    /// Writes every file anew. What cannot be written is said once and tried again with the next
+    /// call. A pipe or device would get one report after the other, so it waits for
+    /// [`Self::finish`].
     pub(crate) fn write(&mut self, run: &Run) {
         self.write_where(run, |file| !file.cannot_be_replaced());
     }
@@ -129,8 +132,9 @@ impl ReportFile {
     }
 }
 
-/// Saves a report that could not be written to `path` in the folder for temporary files; where that has no room either, the
-/// report goes to standard output. Either way the command does not exit with 0.
+/// Saves a report that could not be written to `path` in the folder for temporary files; where that
+/// has no room either, the report goes to standard output. Either way the command does not exit
+/// with 0.
 pub(crate) fn save_elsewhere(
     what: &str,
     path: &Path,
@@ -158,7 +162,8 @@ pub(crate) fn save_elsewhere(
 
 fn save_in(folder: &Path, what: &str, report: &str) -> io::Result<PathBuf> {
     let prefix = format!("gpu-validator-{}-", what.to_lowercase().replace(' ', "-"));
-    // A random name that did not exist: another user can prepare nothing under it. As with any report, less what the umask takes.
+    // A random name that did not exist: another user can prepare nothing under it. As with any
+    // report, less what the umask takes.
     let mut file = tempfile::Builder::new()
         .prefix(&prefix)
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
@@ -208,7 +213,8 @@ fn folder_and_name(target: &Path) -> io::Result<(&Path, &OsStr)> {
     ))
 }
 
-/// Where a link of this user or root leads. One of another user would let that user choose the file that is replaced.
+/// Where a link of this user or root leads. One of another user would let that user choose the file
+/// that is replaced.
 fn destination(path: &Path) -> io::Result<PathBuf> {
     let own = rustix::process::geteuid().as_raw();
     let mut target = path.to_owned();
@@ -273,8 +279,8 @@ fn write_to_device(target: &Path, mut content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The outputs of a command, free of what an earlier one left there. Keeps named pipes open until it is dropped, so that
-/// their readers wait for the report.
+/// The outputs of a command, free of what an earlier one left there. Keeps named pipes open until
+/// it is dropped, so that their readers wait for the report.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimedOutputs {
     #[expect(dead_code, reason = "kept open")]
@@ -282,8 +288,9 @@ pub(crate) struct ClaimedOutputs {
 }
 
 impl ClaimedOutputs {
-    /// The first act of a command: removes the files of an earlier run, which must not be taken for those of this one however
-    /// this one ends. What can be neither removed nor emptied is an error, and so is an output that is one of the `inputs`.
+    /// The first act of a command: removes the files of an earlier run, which must not be taken for
+    /// those of this one however this one ends. What can be neither removed nor emptied is an
+    /// error, and so is an output that is one of the `inputs`.
     pub(crate) fn of(
         options: &ReportOptions,
         facts: Option<&Path>,
@@ -340,7 +347,8 @@ fn refuse_one_place_for_two(outputs: &[&Path]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether both names are of one regular file, which need not exist yet. A device takes several reports.
+/// Whether both names are of one regular file, which need not exist yet. A device takes several
+/// reports.
 fn is_same_place(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| {
         let target = destination(path).ok()?;
@@ -360,7 +368,8 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     one.is_some() && one == identity(other)
 }
 
-/// Removes an old report, or empties it where its folder does not allow that. A named pipe is opened instead.
+/// Removes an old report, or empties it where its folder does not allow that. A named pipe is
+/// opened instead.
 fn discard(path: &Path) -> anyhow::Result<Option<File>> {
     let target = destination(path)?;
     let Ok(found) = fs::symlink_metadata(&target) else {
@@ -402,7 +411,8 @@ fn append_step_summary(run: &Run) {
     append_to_step_summary(&summary);
 }
 
-/// Appends Markdown to the job's summary, where there is one. The job may have put anything in its place.
+/// Appends Markdown to the job's summary, where there is one. The job may have put anything in its
+/// place.
 pub(super) fn append_to_step_summary(summary: &str) {
     let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|it| !it.is_empty()) else {
         return;

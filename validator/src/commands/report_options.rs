@@ -9,7 +9,8 @@ use validator_core::report::HumanStyle;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReportOptions {
-    /// What this node must be; without it, expectations follow from the EC2 instance type and the GPU model
+    /// What this node must be; without it, expectations follow from the EC2 instance type and the
+    /// GPU model
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     pub(crate) profile: Option<PathBuf>,
     /// Write a JUnit report, `-` for standard output
@@ -27,7 +28,8 @@ pub(crate) struct ReportOptions {
     /// Write metrics for node_exporter's textfile collector, `-` for standard output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_METRICS")]
     pub(crate) metrics: Option<PathBuf>,
-    /// Annotate a GitHub Actions job and append to its summary; on by itself where GITHUB_ACTIONS is true
+    /// Annotate a GitHub Actions job and append to its summary; on by itself where GITHUB_ACTIONS
+    /// is true
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) github: Option<bool>,
     /// Colour the report on standard output
@@ -42,8 +44,8 @@ pub(crate) struct ReportOptions {
     /// Add every check of every GPU, findings in full, and what was not judged and why
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Accept simulated driver libraries, for tests; without it, a run that they answered counts as not judged. No variable
-    /// sets this
+    /// Accept simulated driver libraries, for tests; without it, a run that they answered counts as
+    /// not judged. No variable sets this
     #[arg(long, alias = "allow-simulated", overrides_with = "simulated_ok")]
     pub(crate) simulated_ok: bool,
     /// Refuse simulated driver libraries, whatever --simulated-ok says

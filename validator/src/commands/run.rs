@@ -27,8 +27,8 @@ use validator_core::selection::Selection;
 
 /// Look at this machine, judge it, report
 ///
-/// Stages: the host; NVML and CUDA; the GPUs at work. Reports are written anew after each, so that a run which is
-/// killed still leaves one, marked incomplete.
+/// Stages: the host; NVML and CUDA; the GPUs at work. Reports are written anew after each, so that
+/// a run which is killed still leaves one, marked incomplete.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -41,13 +41,15 @@ pub(crate) struct Arguments {
     selection: SelectionOptions,
     #[command(flatten)]
     report: ReportOptions,
-    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard output
+    /// Write what was seen, so that `gpu-validator judge` can judge it again; `-` for standard
+    /// output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     facts: Option<PathBuf>,
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
-    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as a real GPU may take
+    /// Deadlines of driver calls times this: tests in which a driver hangs need not wait as long as
+    /// a real GPU may take
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
     deadline_scale: f64,
     // The last, for its heading.
@@ -114,8 +116,8 @@ pub(crate) fn look_and_report(
         asked.selection.applied_to(run)
     };
 
-    // A report of an earlier run must not be taken for this one's when this one dies at once. It is also the earliest
-    // moment to say that a report cannot be written.
+    // A report of an earlier run must not be taken for this one's when this one dies at once. It is
+    // also the earliest moment to say that a report cannot be written.
     files.write(&judged(unfinished(&nothing_seen(&options.probe), "start")));
     let mut facts = watch(options, interrupt, &mut |stage, facts| {
         files.write(&judged(unfinished(facts, &format!("stage {stage}"))));
@@ -126,8 +128,8 @@ pub(crate) fn look_and_report(
     run
 }
 
-/// Looks at the machine in the three stages, with a line of progress, and returns what was seen. `after_stage` gets the
-/// facts so far after each stage but the last.
+/// Looks at the machine in the three stages, with a line of progress, and returns what was seen.
+/// `after_stage` gets the facts so far after each stage but the last.
 pub(crate) fn watch(
     options: SessionOptions,
     interrupt: &Interrupt,
@@ -154,8 +156,8 @@ pub(crate) fn watch(
     )
 }
 
-/// Waits for the probes, which stop by themselves when a signal asks them to. Where one of them is stuck, the facts up
-/// to its stage are what there is.
+/// Waits for the probes, which stop by themselves when a signal asks them to. Where one of them is
+/// stuck, the facts up to its stage are what there is.
 fn follow(
     seen: &Receiver<Seen>,
     nothing: Facts,
@@ -164,7 +166,8 @@ fn follow(
     on_progress: &mut dyn FnMut(Progress<'_>),
 ) -> Facts {
     const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(20);
-    /// Probes look for the wish to stop in every wait; killing and reaping their children takes far less.
+    /// Probes look for the wish to stop in every wait; killing and reaping their children takes far
+    /// less.
     const TIME_TO_STOP: Duration = Duration::from_secs(3);
 
     let mut last = nothing;
@@ -276,8 +279,8 @@ fn services_of(profile: &Profile, level: Level) -> Vec<String> {
     services
 }
 
-/// The first SIGINT, SIGTERM or SIGHUP asks the probes to stop, so that reports are written; a second SIGINT or SIGTERM ends the
-/// process at once. Every call returns the same interrupt.
+/// The first SIGINT, SIGTERM or SIGHUP asks the probes to stop, so that reports are written; a
+/// second SIGINT or SIGTERM ends the process at once. Every call returns the same interrupt.
 pub(crate) fn stop_on_signals() -> anyhow::Result<Interrupt> {
     static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -301,7 +304,8 @@ fn install_signal_handlers() -> anyhow::Result<Interrupt> {
     let asked_before = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let number = usize::try_from(signal).unwrap_or_default();
-        // Order matters: the end is registered before the flag that arms it, so that the first signal never ends it.
+        // Order matters: the end is registered before the flag that arms it, so that the first
+        // signal never ends it.
         flag::register_conditional_shutdown(
             signal,
             ExitStatus::NotJudged as i32,
@@ -343,7 +347,8 @@ fn unfinished(facts: &Facts, reached: &str) -> Facts {
     }
 }
 
-/// Makes facts that simulated libraries answered count as not judged, where the caller forbids them.
+/// Makes facts that simulated libraries answered count as not judged, where the caller forbids
+/// them.
 pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
     if forbidden && facts.simulated.is_some() && facts.interrupted.is_none() {
         facts.interrupted = Some(

@@ -1,4 +1,5 @@
-//! `gpu-validator run --target ssh://…`: this binary is copied to other machines, runs there, and brings its reports back.
+//! `gpu-validator run --target ssh://…`: this binary is copied to other machines, runs there, and
+//! brings its reports back.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,13 +24,16 @@ const AT_ONCE: u16 = 16;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "On other machines")]
 pub(crate) struct RemoteOptions {
-    /// Judge this machine instead: ssh://user@host:port (user and port may be left to the ssh configuration)
+    /// Judge this machine instead: ssh://user@host:port (user and port may be left to the ssh
+    /// configuration)
     #[arg(long, value_name = "TARGET", value_parser = Destination::of_url, conflicts_with = "targets")]
     target: Option<Destination>,
-    /// Judge all machines of this file, one target a line (`#` begins a comment), and report on all of them in one
+    /// Judge all machines of this file, one target a line (`#` begins a comment), and report on all
+    /// of them in one
     #[arg(long, value_name = "FILE")]
     targets: Option<PathBuf>,
-    /// Folder for the reports of other machines [default: one named by the time, in UTC, below gpu-validator-reports]
+    /// Folder for the reports of other machines [default: one named by the time, in UTC, below
+    /// gpu-validator-reports]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Run as root there, through `sudo -n`, which must not ask for a password
@@ -237,8 +241,8 @@ impl Plan<'_> {
         report_of_folder(folder.path(), &missing)
     }
 
-    /// An error is a machine without a verdict; its report, if one came back, is set aside, so that no other verdict is read
-    /// from it.
+    /// An error is a machine without a verdict; its report, if one came back, is set aside, so that
+    /// no other verdict is read from it.
     fn judge_into(&self, target: &Destination, folder: &Folder) -> anyhow::Result<()> {
         if self.interrupts.requested() {
             bail!("interrupted before it was judged");

@@ -1,7 +1,7 @@
 //! Burns that run on this machine: what each says of itself in a file, and one lock for each GPU.
 //!
-//! A run file holds the process id and the time at which that process started, so that a process which got the number of one
-//! that ended is never taken for it, and never signalled.
+//! A run file holds the process id and the time at which that process started, so that a process
+//! which got the number of one that ended is never taken for it, and never signalled.
 
 use std::fs::{File, TryLockError};
 use std::os::fd::OwnedFd;
@@ -36,7 +36,8 @@ pub(super) struct RunningBurn {
     pub(super) log: Option<PathBuf>,
 }
 
-/// The result of a burn that ended, kept until the next one starts in the background and while few came after it.
+/// The result of a burn that ended, kept until the next one starts in the background and while few
+/// came after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct EndedBurn {
     pub(super) pid: u32,
@@ -50,7 +51,8 @@ pub(super) struct EndedBurn {
     pub(super) log: Option<PathBuf>,
 }
 
-/// The folder of run files and locks. Only this user and root can write to it: `burn stop` signals what its files name.
+/// The folder of run files and locks. Only this user and root can write to it: `burn stop` signals
+/// what its files name.
 #[derive(Debug)]
 pub(super) struct RuntimeFolder(OwnedFolder);
 
@@ -383,7 +385,8 @@ fn started_ticks(pid: u32) -> Option<u64> {
     process_stat::start_ticks(pid).filter(|_| state != 'Z')
 }
 
-/// Starts this program again with `arguments` in the background, and waits until its burn began or it ended.
+/// Starts this program again with `arguments` in the background, and waits until its burn began or
+/// it ended.
 pub(super) fn start_in_background(
     folder: &RuntimeFolder,
     arguments: impl IntoIterator<Item = std::ffi::OsString>,
@@ -518,7 +521,8 @@ mod tests {
         );
         assert!(error.starts_with(&expected), "{error}");
         drop(locks);
-        // What another test starts at this moment has the locks, too, until it becomes a program of its own.
+        // What another test starts at this moment has the locks, too, until it becomes a program of
+        // its own.
         let deadline = Instant::now() + Duration::from_mins(1);
         while let Err(error) = folder.lock(&gpus) {
             assert!(Instant::now() < deadline, "{error}");

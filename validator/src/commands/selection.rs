@@ -4,7 +4,8 @@ use validator_core::selection::Selection;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SelectionOptions {
-    /// Judge only these checks; the run is then incomplete (exit code 2 where nothing fails), and the coverage names the others
+    /// Judge only these checks; the run is then incomplete (exit code 2 where nothing fails), and
+    /// the coverage names the others
     #[arg(long, value_name = "CHECKS", value_delimiter = ',')]
     only: Vec<String>,
     /// Leave these checks out, likewise

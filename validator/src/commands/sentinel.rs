@@ -31,8 +31,9 @@ const PAUSE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Work idle GPUs with verified computations, and yield them at once to other processes
 ///
-/// One worker a GPU. A GPU is worked after it was idle for the grace time; when another process starts to use it, the worker stops,
-/// frees its memory and ends. No process but the own workers is ever signalled. Ctrl-C stops within a second.
+/// One worker a GPU. A GPU is worked after it was idle for the grace time; when another process
+/// starts to use it, the worker stops, frees its memory and ends. No process but the own workers is
+/// ever signalled. Ctrl-C stops within a second.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {

@@ -1,4 +1,5 @@
-//! Root's word that simulated driver libraries are accepted on a whole machine: one that is simulated for tests.
+//! Root's word that simulated driver libraries are accepted on a whole machine: one that is
+//! simulated for tests.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -6,7 +7,8 @@ use std::path::Path;
 /// An empty file that only root can write. Reports still show SIMULATED.
 const FILE: &str = "/etc/gpu-validator/simulated-ok";
 
-/// Whether root accepts simulated driver libraries here. No variable and no user other than root can say so.
+/// Whether root accepts simulated driver libraries here. No variable and no user other than root
+/// can say so.
 pub(crate) fn by_root() -> bool {
     is_roots_own(Path::new(FILE))
 }

@@ -1,5 +1,6 @@
-//! Standard output and standard error. Neither may be open: a closed pipe is no reason to panic or to change a verdict. Any
-//! other error of standard output loses what a command was started for, so that the command does not exit with 0.
+//! Standard output and standard error. Neither may be open: a closed pipe is no reason to panic or
+//! to change a verdict. Any other error of standard output loses what a command was started for, so
+//! that the command does not exit with 0.
 
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,8 +51,8 @@ pub(crate) fn to_stdout(text: &str) -> bool {
     }
 }
 
-/// A reader that ended (`| head`) has what it wants, and a program that was started without standard output wants nothing; any
-/// other error is reported once and fails the command.
+/// A reader that ended (`| head`) has what it wants, and a program that was started without
+/// standard output wants nothing; any other error is reported once and fails the command.
 pub(crate) fn note_error_of_stdout(error: &io::Error) {
     let is_closed = error.raw_os_error() == Some(Errno::BADF.raw_os_error());
     if error.kind() == ErrorKind::BrokenPipe || is_closed {

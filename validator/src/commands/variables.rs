@@ -1,4 +1,5 @@
-//! Variables of the environment that configure nothing: a mistyped name would otherwise be ignored in silence.
+//! Variables of the environment that configure nothing: a mistyped name would otherwise be ignored
+//! in silence.
 
 use std::collections::BTreeSet;
 

@@ -7,7 +7,8 @@ use crate::probe::Part;
 use crate::worker::device_isolation::Attempt;
 use crate::worker::nodes::{Nodes, with_nodes};
 
-/// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by the validator itself.
+/// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by
+/// the validator itself.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum WorkerCommand {
     /// Reads NVML

@@ -1,4 +1,5 @@
-//! What a burn asks of the driver beyond the check kernel: memory by address, kernels by name, events, tensor maps.
+//! What a burn asks of the driver beyond the check kernel: memory by address, kernels by name,
+//! events, tensor maps.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -11,7 +12,8 @@ const ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
 const FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 // Source: cuda.h, CUevent_flags: waiting sleeps instead of spinning.
 const EVENT_BLOCKING_SYNC: c_uint = 1;
-// Source: cuda.h, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, …OOBfill.
+// Source: cuda.h, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
+// CUtensorMapL2promotion, …OOBfill.
 const TENSOR_MAP_UINT8: c_int = 0;
 const TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 const TENSOR_MAP_SWIZZLE_128B: c_int = 3;
@@ -36,7 +38,8 @@ pub(crate) enum Argument {
     TensorMap(TensorMap),
 }
 
-/// Room for an argument of any kind, so that the driver never reads beyond it whatever the kernel declares.
+/// Room for an argument of any kind, so that the driver never reads beyond it whatever the kernel
+/// declares.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Slot([u64; 16]);
@@ -151,7 +154,8 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// The map of an operand of `rows` rows of `row_bytes` bytes in boxes of `box_rows` rows of 128 bytes.
+    /// The map of an operand of `rows` rows of `row_bytes` bytes in boxes of `box_rows` rows of 128
+    /// bytes.
     pub(crate) fn tensor_map(
         &self,
         address: u64,
@@ -173,7 +177,8 @@ impl<'a> Context<'a> {
             c_int,
             c_int,
         ) -> u32;
-        // SAFETY: cuda.h declares cuTensorMapEncodeTiled so, with enumerations as int and the address as pointer.
+        // SAFETY: cuda.h declares cuTensorMapEncodeTiled so, with enumerations as int and the
+        // address as pointer.
         let encode = unsafe { self.cuda.function::<Encode>(&["cuTensorMapEncodeTiled"]) }?;
         let mut map = TensorMap([0; 16]);
         let dimensions = [u64::from(row_bytes), u64::from(rows)];
@@ -209,7 +214,8 @@ impl<'c, 'a> Module<'c, 'a> {
         let handle = self.function_handle(name)?;
         if shared_bytes > 0 {
             let cuda = self.context.cuda;
-            // SAFETY: cuda.h declares `CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)`.
+            // SAFETY: cuda.h declares
+            // `CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)`.
             let set = unsafe { cuda.function::<SetAttribute>(&["cuFuncSetAttribute"]) }?;
             let bytes = shared_bytes.cast_signed();
             // SAFETY: the handle is a function of this module.
@@ -238,8 +244,8 @@ pub(crate) struct Kernel<'m, 'c, 'a> {
 }
 
 impl Kernel<'_, '_, '_> {
-    /// Puts the kernel into the default stream. Wrong arguments can harm the GPU's memory, which holds nothing but the
-    /// burn's own data; the host's memory is out of a kernel's reach.
+    /// Puts the kernel into the default stream. Wrong arguments can harm the GPU's memory, which
+    /// holds nothing but the burn's own data; the host's memory is out of a kernel's reach.
     pub(crate) fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> CudaResult<()> {
         let mut slots = [Slot([0; 16]); ARGUMENTS_MAXIMUM];
         for (slot, argument) in slots.iter_mut().zip(arguments) {
@@ -248,8 +254,9 @@ impl Kernel<'_, '_, '_> {
         let mut pointers = slots
             .each_mut()
             .map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
-        // SAFETY: `pointers` has an entry for every parameter that an embedded kernel has and more, each to 128 live
-        // bytes, the size of the largest parameter; the driver copies them before it returns.
+        // SAFETY: `pointers` has an entry for every parameter that an embedded kernel has and more,
+        // each to 128 live bytes, the size of the largest parameter; the driver copies them before
+        // it returns.
         unsafe {
             self.module
                 .launch_with(self.handle, shape, pointers.as_mut_ptr())
@@ -288,7 +295,8 @@ impl DeviceMemory<'_, '_> {
         cuda.checked("cuMemcpyDtoH_v2", code)
     }
 
-    /// Sets the first word of each of `rows` rows, `pitch_bytes` apart from `offset` on, in the stream's order.
+    /// Sets the first word of each of `rows` rows, `pitch_bytes` apart from `offset` on, in the
+    /// stream's order.
     pub(crate) fn set_words(
         &self,
         offset: u64,
@@ -304,7 +312,8 @@ impl DeviceMemory<'_, '_> {
             "sets words beyond the end of an allocation"
         );
         let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream)`.
+        // SAFETY: cuda.h declares
+        // `CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream)`.
         let set = unsafe { cuda.function::<Set>(&[call]) }?;
         let size = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
         // SAFETY: all words lie in this allocation, as was asserted; the default stream is null.
@@ -349,7 +358,8 @@ impl DeviceMemory<'_, '_> {
         let call = "cuMemFree_v2";
         // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
         let free = unsafe { self.context.cuda.function::<Free>(&[call]) }?;
-        // SAFETY: the memory was allocated by this wrapper; `free` and `drop` each call this once, and never both.
+        // SAFETY: the memory was allocated by this wrapper; `free` and `drop` each call this once,
+        // and never both.
         let code = unsafe { free(self.address) };
         self.context.cuda.checked(call, code)
     }
@@ -370,8 +380,9 @@ pub(crate) struct HostWords<'c, 'a> {
 }
 
 impl HostWords<'_, '_> {
-    /// Asks for the first words of `memory` from `offset` on to be copied into the words from `first` on, in the stream's
-    /// order. They are there once an event that was recorded after has passed.
+    /// Asks for the first words of `memory` from `offset` on to be copied into the words from
+    /// `first` on, in the stream's order. They are there once an event that was recorded after has
+    /// passed.
     pub(crate) fn copy_later(
         &self,
         first: usize,
@@ -386,9 +397,11 @@ impl HostWords<'_, '_> {
             "copies beyond the end of an allocation"
         );
         let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream)`.
+        // SAFETY: cuda.h declares
+        // `CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream)`.
         let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoHAsync_v2"]) }?;
-        // SAFETY: both sides hold so many bytes; the words live until the context's work is done, see Drop.
+        // SAFETY: both sides hold so many bytes; the words live until the context's work is done,
+        // see Drop.
         let code = unsafe {
             copy(
                 self.start.add(first).cast(),
@@ -415,7 +428,8 @@ impl Drop for HostWords<'_, '_> {
         let _ = self.context.synchronize();
         // SAFETY: cuda.h declares `CUresult cuMemFreeHost(void *)`.
         if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFreeHost"]) } {
-            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes nothing any more.
+            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes
+            // nothing any more.
             unsafe { free(self.start.cast()) };
         }
     }

@@ -9,7 +9,8 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
 
 use super::{CudaFailure, CudaResult};
 
-// Source of all numbers: cublasLt.h, cublas_api.h and library_types.h of CUDA 11.0 to 13.0, which agree in them.
+// Source of all numbers: cublasLt.h, cublas_api.h and library_types.h of CUDA 11.0 to 13.0, which
+// agree in them.
 const SUCCESS: u32 = 0;
 const NOT_SUPPORTED: u32 = 15;
 const DESCRIPTION_TRANSPOSE_A: c_int = 3;
@@ -126,8 +127,8 @@ pub(crate) struct Cublaslt {
 }
 
 impl Cublaslt {
-    /// Loads the library at `path`, which has no effect on what other libraries resolve, and makes a handle. The calling
-    /// thread must have a context.
+    /// Loads the library at `path`, which has no effect on what other libraries resolve, and makes
+    /// a handle. The calling thread must have a context.
     pub(crate) fn load(path: &Path) -> Result<Rc<Self>, String> {
         let name: &OsStr = path.as_os_str();
         // SAFETY: loading runs the library's initialisers; NVIDIA's have no precondition.
@@ -178,8 +179,8 @@ impl Cublaslt {
         Err(CudaFailure::Status { call, code, name })
     }
 
-    /// Plans products of this size with `workspace_bytes` of memory at `workspace`; `None` where the library has no way to
-    /// compute them.
+    /// Plans products of this size with `workspace_bytes` of memory at `workspace`; `None` where
+    /// the library has no way to compute them.
     pub(crate) fn plan(
         self: &Rc<Self>,
         types: ProductTypes,
@@ -338,8 +339,8 @@ impl Drop for Cublaslt {
 
 fn functions(library: &'static libloading::Library) -> Result<Functions, String> {
     fn find<F: Copy>(library: &'static libloading::Library, name: &str) -> Result<F, String> {
-        // SAFETY: each caller names the type that cublasLt.h declares for the function; device addresses are pointers
-        // there and u64 here, which the calling convention passes alike.
+        // SAFETY: each caller names the type that cublasLt.h declares for the function; device
+        // addresses are pointers there and u64 here, which the calling convention passes alike.
         unsafe { library.get::<F>(name.as_bytes()) }
             .map(|it| *it)
             .map_err(|_| format!("it has no function {name}"))
@@ -398,13 +399,14 @@ pub(crate) struct ProductPlan {
 }
 
 impl ProductPlan {
-    /// Puts the product of the operands at `a` and `b` into the default stream, to be written at `result`. Wrong addresses
-    /// can harm the GPU's memory alone, which holds nothing but the burn's own data.
+    /// Puts the product of the operands at `a` and `b` into the default stream, to be written at
+    /// `result`. Wrong addresses can harm the GPU's memory alone, which holds nothing but the
+    /// burn's own data.
     pub(crate) fn multiply(&self, [a, b]: [u64; 2], result: u64) -> CudaResult<()> {
         let (one, zero) = scalars(self.types.result);
         let functions = &self.cublaslt.functions;
-        // SAFETY: all handles are live; the scalars are of the scale's type, which is the result's, and are read before
-        // the call returns.
+        // SAFETY: all handles are live; the scalars are of the scale's type, which is the result's,
+        // and are read before the call returns.
         let code = unsafe {
             (functions.matmul)(
                 self.cublaslt.handle,

@@ -1,8 +1,9 @@
 //! The FFI corner of CUDA: the driver API by dlopen, with small typed wrappers.
 //!
-//! A `CUresult` stays a number: a driver may be newer than any list of its answers. A missing function is an error like
-//! any other. Everything that is allocated is freed when its wrapper is dropped, in an order that the borrow checker
-//! holds: buffers and modules do not outlive their context.
+//! A `CUresult` stays a number: a driver may be newer than any list of its answers. A missing
+//! function is an error like any other. Everything that is allocated is freed when its wrapper is
+//! dropped, in an order that the borrow checker holds: buffers and modules do not outlive their
+//! context.
 #![expect(
     unsafe_code,
     reason = "the only place that calls the CUDA driver's C functions"
@@ -58,7 +59,8 @@ impl std::fmt::Display for CudaFailure {
 
 pub(crate) type CudaResult<T> = Result<T, CudaFailure>;
 
-/// A loaded `libcuda.so.1`; never unloaded, since the driver's own threads may outlive any use of it.
+/// A loaded `libcuda.so.1`; never unloaded, since the driver's own threads may outlive any use of
+/// it.
 pub(crate) struct CudaLibrary {
     library: &'static libloading::Library,
     loaded_by_path: Option<String>,
@@ -130,7 +132,8 @@ impl CudaLibrary {
         let mut name: *const c_char = std::ptr::null();
         // SAFETY: cuda.h declares `CUresult cuGetErrorName(CUresult, const char **)`.
         let known = unsafe { self.function::<GetErrorName>(&["cuGetErrorName"]) }
-            // SAFETY: the pointer is to a live pointer, which the driver sets to a string of its own.
+            // SAFETY: the pointer is to a live pointer, which the driver sets to a string of its
+            // own.
             .is_ok_and(|get_name| unsafe { get_name(code, &raw mut name) } == CUDA_SUCCESS);
         if !known || name.is_null() {
             return format!("CUDA error {code}");
@@ -217,7 +220,8 @@ impl<'a> Device<'a> {
     /// The UUID in NVML's spelling: `GPU-…`, or `MIG-…` for a MIG device, which its name tells.
     pub(crate) fn uuid(&self) -> CudaResult<String> {
         type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice)`, and CUuuid is 16 bytes.
+        // SAFETY: cuda.h declares `CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice)`, and CUuuid is
+        // 16 bytes.
         let function = unsafe {
             self.cuda
                 .function::<GetUuid>(&["cuDeviceGetUuid_v2", "cuDeviceGetUuid"])
@@ -259,7 +263,8 @@ impl<'a> Device<'a> {
 
     fn attribute(&self, attribute: c_int) -> CudaResult<u32> {
         type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`.
+        // SAFETY: cuda.h declares
+        // `CUresult cuDeviceGetAttribute(int *, CUdevice_attribute, CUdevice)`.
         let function = unsafe {
             self.cuda
                 .function::<GetAttribute>(&["cuDeviceGetAttribute"])
@@ -317,7 +322,8 @@ fn uuid_text(bytes: [u8; 16]) -> String {
     .join("-")
 }
 
-/// A device's primary context. It is current on the thread that made it, until that makes another one current.
+/// A device's primary context. It is current on the thread that made it, until that makes another
+/// one current.
 pub(crate) struct Context<'a> {
     cuda: &'a CudaLibrary,
     device: c_int,
@@ -327,7 +333,8 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Makes it current on this thread, which is needed before each use where the thread has several.
+    /// Makes it current on this thread, which is needed before each use where the thread has
+    /// several.
     pub(crate) fn make_current(&self) -> CudaResult<()> {
         type SetCurrent = unsafe extern "C" fn(*mut c_void) -> u32;
         // SAFETY: cuda.h declares `CUresult cuCtxSetCurrent(CUcontext)`.
@@ -396,13 +403,15 @@ impl<'a> Context<'a> {
 impl Drop for Context<'_> {
     fn drop(&mut self) {
         type Release = unsafe extern "C" fn(c_int) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRelease(CUdevice)`, here under its newer name.
+        // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRelease(CUdevice)`, here under its
+        // newer name.
         let release = unsafe {
             self.cuda
                 .function::<Release>(&["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease"])
         };
         if let Ok(release) = release {
-            // SAFETY: this context holds one reference, which is given back once. A failure changes nothing any more.
+            // SAFETY: this context holds one reference, which is given back once. A failure changes
+            // nothing any more.
             unsafe { release(self.device) };
         }
     }
@@ -415,7 +424,8 @@ pub(crate) struct Module<'c, 'a> {
 }
 
 impl Module<'_, '_> {
-    /// Launches a kernel with the signature `(u32 *out, u32 n, u32 seed)` over `blocks` blocks of `threads` threads.
+    /// Launches a kernel with the signature `(u32 *out, u32 n, u32 seed)` over `blocks` blocks of
+    /// `threads` threads.
     ///
     /// The kernel must write no more than `n` words, and `out` must hold as many.
     pub(crate) fn launch_words_kernel(
@@ -440,7 +450,8 @@ impl Module<'_, '_> {
             block: threads,
             shared_bytes: 0,
         };
-        // SAFETY: the parameters are live, and of the number and types that the caller says the kernel has.
+        // SAFETY: the parameters are live, and of the number and types that the caller says the
+        // kernel has.
         unsafe { self.launch_with(function, shape, parameters.as_mut_ptr()) }
     }
 
@@ -448,7 +459,8 @@ impl Module<'_, '_> {
         type GetFunction =
             unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const c_char) -> u32;
         let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *)`.
+        // SAFETY: cuda.h declares
+        // `CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *)`.
         let get_function = unsafe { cuda.function::<GetFunction>(&["cuModuleGetFunction"]) }?;
         let mut function = null_mut();
         // SAFETY: the pointer is to a live handle, the module is loaded, the name ends in NUL.
@@ -460,8 +472,8 @@ impl Module<'_, '_> {
     /// Puts a kernel into the default stream.
     ///
     /// # Safety
-    /// `function` is of this module, and `parameters` has a pointer to a live value for each of its parameters; the driver
-    /// copies them before it returns.
+    /// `function` is of this module, and `parameters` has a pointer to a live value for each of its
+    /// parameters; the driver copies them before it returns.
     unsafe fn launch_with(
         &self,
         function: *mut c_void,
@@ -482,7 +494,8 @@ impl Module<'_, '_> {
             *mut *mut c_void,
         ) -> u32;
         let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares cuLaunchKernel with a function, six sizes, shared bytes, a stream and two arrays.
+        // SAFETY: cuda.h declares cuLaunchKernel with a function, six sizes, shared bytes, a stream
+        // and two arrays.
         let launch = unsafe { cuda.function::<Launch>(&["cuLaunchKernel"]) }?;
         // SAFETY: the caller vouches for function and parameters; the default stream is null.
         let code = unsafe {
@@ -509,7 +522,8 @@ impl Drop for Module<'_, '_> {
         type Unload = unsafe extern "C" fn(*mut c_void) -> u32;
         // SAFETY: cuda.h declares `CUresult cuModuleUnload(CUmodule)`.
         if let Ok(unload) = unsafe { self.context.cuda.function::<Unload>(&["cuModuleUnload"]) } {
-            // SAFETY: the module is loaded and is unloaded once. A failure changes nothing any more.
+            // SAFETY: the module is loaded and is unloaded once. A failure changes nothing any
+            // more.
             unsafe { unload(self.handle) };
         }
     }
@@ -542,7 +556,8 @@ impl Drop for Words<'_, '_> {
         type Free = unsafe extern "C" fn(u64) -> u32;
         // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
         if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFree_v2"]) } {
-            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes nothing any more.
+            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes
+            // nothing any more.
             unsafe { free(self.address) };
         }
     }

@@ -1,7 +1,8 @@
-//! The CUDA driver library, asked by a child process: what any CUDA program on this machine would see.
+//! The CUDA driver library, asked by a child process: what any CUDA program on this machine would
+//! see.
 //!
-//! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since these decide what
-//! programs see.
+//! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since
+//! these decide what programs see.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -46,8 +47,8 @@ pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         let node = Nodes::of(minor, options.sysroot.as_deref());
         let first = [(VISIBLE_DEVICES, Some("0".to_owned()))];
         let mut outcome = ask(options, interrupt, node, &first);
-        // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for example, and another be
-        // well. A worker that hung or died is not asked again.
+        // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for
+        // example, and another be well. A worker that hung or died is not asked again.
         let failed = outcome.cuda.init.value().is_some_and(|init| init.code != 0);
         if !failed {
             outcome.cuda.first_gpu_only = true;
@@ -104,7 +105,8 @@ fn variable_is_set() -> bool {
     std::env::var_os(VISIBLE_DEVICES).is_some()
 }
 
-/// The lowest minor number, where there are several GPUs: by their device nodes, which cost nothing to count.
+/// The lowest minor number, where there are several GPUs: by their device nodes, which cost nothing
+/// to count.
 fn first_of_several(options: &ProbeOptions) -> Option<u32> {
     let root = options.sysroot.as_deref().unwrap_or(Path::new("/"));
     let mut minors = gpu_nodes(&root.join("dev")).into_keys();

@@ -2,7 +2,8 @@
 
 use std::sync::Once;
 
-/// A builder of clients that speak TLS with ring. Without the provider that is installed here, building one panics.
+/// A builder of clients that speak TLS with ring. Without the provider that is installed here,
+/// building one panics.
 pub(crate) fn client_builder() -> reqwest::blocking::ClientBuilder {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| {

@@ -1,7 +1,8 @@
 //! Reads the machine and fills the facts; nothing else does.
 //!
-//! A probe never fails: what could not be read is recorded as not read, with the reason. The driver is asked in child
-//! processes only (see [`crate::worker`]), so that a call which hangs or crashes costs its own reading and no more.
+//! A probe never fails: what could not be read is recorded as not read, with the reason. The driver
+//! is asked in child processes only (see [`crate::worker`]), so that a call which hangs or crashes
+//! costs its own reading and no more.
 
 pub(crate) mod cuda;
 pub(crate) mod environment;
@@ -41,8 +42,9 @@ pub(crate) fn machine_identity() -> Option<MachineIdentity> {
     host::identity()
 }
 
-/// The part of the node's state that load can change, as it is now. InfoROM checksums take 70 ms a GPU and are left out.
-/// Without `nvml_works` the GPUs are not attempted, so that the first reading stands.
+/// The part of the node's state that load can change, as it is now. InfoROM checksums take 70 ms a
+/// GPU and are left out. Without `nvml_works` the GPUs are not attempted, so that the first reading
+/// stands.
 pub(crate) fn state(options: &ProbeOptions, interrupt: &Interrupt, nvml_works: bool) -> NodeState {
     std::thread::scope(|scope| {
         let read_gpus = || nvml::probe(options, interrupt, Part::AllButInforom, &|_| {});

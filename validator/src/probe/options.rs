@@ -10,17 +10,18 @@ use validator_core::profile::KubernetesProfile;
 #[derive(Clone, Debug)]
 pub(crate) struct ProbeOptions {
     pub level: Level,
-    /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing is asked over the
-    /// network but the Kubernetes API, and no program is run to read a log.
+    /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing
+    /// is asked over the network but the Kubernetes API, and no program is run to read a log.
     pub sysroot: Option<PathBuf>,
     /// systemd services to look at beside NVIDIA's own, by unit name without `.service`.
     pub services: Vec<String>,
     /// Files that level image looks for, by absolute path.
     pub image_files: Vec<String>,
-    /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say EC2 is asked.
+    /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say
+    /// EC2 is asked.
     pub ec2_metadata: bool,
-    /// How the kubelet and the API server are asked, at level standard and above. The API server is asked below a sysroot,
-    /// too: a container may have the host's files there.
+    /// How the kubelet and the API server are asked, at level standard and above. The API server is
+    /// asked below a sysroot, too: a container may have the host's files there.
     pub kubernetes: KubernetesProfile,
     /// Python environments that level standard starts, besides those that it chooses itself.
     pub pythons: Vec<String>,
@@ -50,17 +51,20 @@ impl Default for ProbeOptions {
 pub(crate) struct Deadlines {
     /// One NVML call.
     pub nvml_call: Duration,
-    /// `nvmlInit` and opening a GPU: without persistence mode the driver initialises the GPU in these calls, seconds each.
+    /// `nvmlInit` and opening a GPU: without persistence mode the driver initialises the GPU in
+    /// these calls, seconds each.
     pub nvml_initialization: Duration,
     /// Everything that NVML is asked, restarts after a hang or crash included.
     pub nvml: Duration,
     /// `cuInit` and what it is asked for; initialises every GPU, too.
     pub cuda: Duration,
-    /// The check kernel on one GPU, start of its process included; and each step in which a burn's worker gets ready, where the
-    /// driver makes the contexts of all GPUs one after another (seen on eight H200s: 10 s).
+    /// The check kernel on one GPU, start of its process included; and each step in which a burn's
+    /// worker gets ready, where the driver makes the contexts of all GPUs one after another (seen
+    /// on eight H200s: 10 s).
     pub cuda_kernel: Duration,
     /// From one report of a worker that multiplies to the next. It promises one each half second
-    /// (`workload::gemm::intervals::INTERVAL_S`): ten that are missing in a row are no delay of a busy host.
+    /// (`workload::gemm::intervals::INTERVAL_S`): ten that are missing in a row are no delay of a
+    /// busy host.
     pub burn_report: Duration,
     /// The whole run.
     pub run: Option<Duration>,
@@ -87,7 +91,8 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// At level quick the whole verdict is there within 30 s, whatever the driver does: NVML and CUDA are read in parallel.
+    /// At level quick the whole verdict is there within 30 s, whatever the driver does: NVML and
+    /// CUDA are read in parallel.
     pub(crate) fn of(level: Level) -> Self {
         let whole = Self::default();
         if level != Level::Quick {

@@ -1,6 +1,7 @@
 //! Which GPUs are this runner's, and a judgement of those alone.
 //!
-//! Several runners may share a machine, each with GPUs of its own. A fault of another runner's GPU is not this one's.
+//! Several runners may share a machine, each with GPUs of its own. A fault of another runner's GPU
+//! is not this one's.
 
 use anyhow::bail;
 
@@ -34,8 +35,8 @@ pub(crate) struct AssignedGpus {
     source: &'static str,
     /// By numbers, which mean other GPUs when one is missing.
     by_number: bool,
-    /// Why what was named could not be found among the GPUs that are here. The whole machine is judged then, and is no
-    /// pass.
+    /// Why what was named could not be found among the GPUs that are here. The whole machine is
+    /// judged then, and is no pass.
     pub(crate) trouble: Option<String>,
 }
 
@@ -49,7 +50,8 @@ impl Assignment {
         }
     }
 
-    /// Looks up what is said among the GPUs of `facts`. An error is a runner that was given no GPU at all.
+    /// Looks up what is said among the GPUs of `facts`. An error is a runner that was given no GPU
+    /// at all.
     pub(crate) fn resolve(&self, facts: &Facts) -> anyhow::Result<AssignedGpus> {
         if !self.named.is_empty() {
             return Ok(by_name(&self.named, facts));
@@ -70,7 +72,8 @@ impl Assignment {
             "none" | "void" => bail!(
                 "{NVIDIA_VARIABLE} is `{value}`: this runner was given no GPU, so there is nothing to validate"
             ),
-            // The container runtime has followed the variable already: what is seen is what was given.
+            // The container runtime has followed the variable already: what is seen is what was
+            // given.
             _ if in_container(facts) => Ok(AssignedGpus::default()),
             list => Ok(by_nvml_number(list, facts)),
         }
@@ -201,8 +204,8 @@ impl AssignedGpus {
         }
     }
 
-    /// The machine's facts with the other runners' GPUs left out, with their places on the bus and their lines of the
-    /// kernel log.
+    /// The machine's facts with the other runners' GPUs left out, with their places on the bus and
+    /// their lines of the kernel log.
     pub(crate) fn narrowed(&self, facts: &Facts) -> Facts {
         let mut narrowed = facts.clone();
         let Some(own) = &self.gpus else {
@@ -246,7 +249,8 @@ impl AssignedGpus {
 
     /// Judges the machine for this runner.
     ///
-    /// Everything is judged as for the whole machine, except what is said of other runners' GPUs alone.
+    /// Everything is judged as for the whole machine, except what is said of other runners' GPUs
+    /// alone.
     pub(crate) fn judged(
         &self,
         mut facts: Facts,
@@ -307,7 +311,8 @@ impl AssignedGpus {
 
 const GPU_COUNT: &str = "gpu_count";
 const CUDA_VARIABLE_CHECK: &str = "cuda_visible_devices";
-/// Checks of the host that look at GPUs one by one; any other check holds for every runner of the machine.
+/// Checks of the host that look at GPUs one by one; any other check holds for every runner of the
+/// machine.
 const OF_EACH_GPU: [&str; 7] = [
     "cuda_toolkits",
     "device_nodes",
@@ -318,8 +323,8 @@ const OF_EACH_GPU: [&str; 7] = [
     "vbios_uniform",
 ];
 
-/// A runner whose GPUs are named by UUID and were found does not care how many others there are. By numbers it does: they
-/// name other GPUs when one is missing.
+/// A runner whose GPUs are named by UUID and were found does not care how many others there are. By
+/// numbers it does: they name other GPUs when one is missing.
 fn not_this_runners(finding: &Finding, gpus: usize, source: &str) -> Finding {
     Finding {
         verdict: Verdict::Skip,

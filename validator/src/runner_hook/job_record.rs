@@ -80,7 +80,8 @@ pub(crate) struct JobRecord {
     pub(crate) gpus: Option<Vec<String>>,
     /// Memory in use, in bytes, by the UUIDs of the GPUs.
     pub(crate) memory_used_bytes: BTreeMap<String, u64>,
-    /// Where the kernel log ended: what came behind is the job's. `None` where it could not be read.
+    /// Where the kernel log ended: what came behind is the job's. `None` where it could not be
+    /// read.
     pub(crate) kernel_log_end: Option<KernelLogEnd>,
 }
 
@@ -118,8 +119,8 @@ impl JobRecord {
         Ok(())
     }
 
-    /// The record of this job, which stays until [`KeptRecord::remove`]; `None` where no hook ran before the job, or this one
-    /// ran already. Records of other jobs are removed.
+    /// The record of this job, which stays until [`KeptRecord::remove`]; `None` where no hook ran
+    /// before the job, or this one ran already. Records of other jobs are removed.
     pub(crate) fn find(job: &Job, folders: &StateFolders) -> anyhow::Result<Option<KeptRecord>> {
         let mut found = None;
         for file in folders.existing(&file_of_runner(FILE, &job.runner))? {

@@ -1,7 +1,8 @@
 //! Processes that a job left on its GPUs, and their end.
 //!
-//! Only processes of this program's own user are ended, and of those only what started during the job and holds the
-//! driver. A pidfd makes sure that the process which is signalled is the one that was looked at.
+//! Only processes of this program's own user are ended, and of those only what started during the
+//! job and holds the driver. A pidfd makes sure that the process which is signalled is the one that
+//! was looked at.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -37,7 +38,8 @@ pub(crate) enum Standing {
     NotOurs,
     /// It is the runner, the hook, or one that started them.
     Runner,
-    /// It started during the job, and nothing shows that the number is that of a process which holds the driver.
+    /// It started during the job, and nothing shows that the number is that of a process which
+    /// holds the driver.
     Unproven,
     /// It cannot be seen: in another PID namespace, or gone.
     Unseen,
@@ -124,8 +126,9 @@ fn ancestors(pid: u32) -> Vec<u32> {
     line
 }
 
-/// Every program that computes has the driver library or its device in memory. In a container NVML may give the numbers
-/// that processes have outside, and such a number may be another process's here.
+/// Every program that computes has the driver library or its device in memory. In a container NVML
+/// may give the numbers that processes have outside, and such a number may be another process's
+/// here.
 fn holds_driver(pid: u32) -> bool {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let maps = String::from_utf8_lossy(&maps);
@@ -134,8 +137,8 @@ fn holds_driver(pid: u32) -> bool {
         .any(|it| maps.contains(it))
 }
 
-/// Ends the leftovers among `users`: SIGTERM to all, SIGKILL to those that are there after `grace`. Returns what became
-/// of each, in their order.
+/// Ends the leftovers among `users`: SIGTERM to all, SIGKILL to those that are there after `grace`.
+/// Returns what became of each, in their order.
 pub(crate) fn end(
     users: &[GpuUser],
     job_began_ticks: u64,
@@ -181,7 +184,8 @@ pub(crate) fn end(
 /// How long a killed process may take to disappear: the driver frees its memory meanwhile.
 const TIME_TO_DIE: Duration = Duration::from_secs(5);
 
-/// A handle on the process, which is looked at once more behind it: from here on its number cannot become another's.
+/// A handle on the process, which is looked at once more behind it: from here on its number cannot
+/// become another's.
 fn open(pid: u32, job_began_ticks: u64) -> Result<OwnedFd, Ending> {
     let number = i32::try_from(pid)
         .ok()
@@ -203,7 +207,8 @@ fn refused(error: rustix::io::Errno) -> Ending {
     }
 }
 
-/// Waits for the end of a process. A pidfd can be read from when the process has ended, although nobody has waited for it.
+/// Waits for the end of a process. A pidfd can be read from when the process has ended, although
+/// nobody has waited for it.
 fn has_ended(process: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

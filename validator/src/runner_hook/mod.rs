@@ -1,4 +1,5 @@
-//! What a CI runner's hooks work with: the runner's own GPUs, the record of its job, its quarantine, what a job left.
+//! What a CI runner's hooks work with: the runner's own GPUs, the record of its job, its
+//! quarantine, what a job left.
 //!
 //! The hooks themselves are commands (`commands/hook`).
 

@@ -15,14 +15,15 @@ pub(crate) struct Quarantine {
     pub(crate) reason: String,
     /// Before which job it was found.
     pub(crate) job: Job,
-    /// Labels that were taken from the runner, for a person to give back. Jobs run as the user who can write this file, so
-    /// nothing acts on them.
+    /// Labels that were taken from the runner, for a person to give back. Jobs run as the user who
+    /// can write this file, so nothing acts on them.
     pub(crate) labels_removed: Vec<String>,
     pub(crate) validator_version: String,
 }
 
 const FILE: &str = "quarantine";
-/// Holds for every runner of the machine. A person may make it: `echo "GPU 3 is replaced" >…/quarantine`.
+/// Holds for every runner of the machine. A person may make it:
+/// `echo "GPU 3 is replaced" >…/quarantine`.
 const FILE_OF_MACHINE: &str = "quarantine";
 /// Of a reason that somebody wrote by hand, so much is shown.
 const REASON_CHARACTERS_SHOWN: usize = 500;
@@ -47,7 +48,8 @@ impl Quarantine {
         folders.write(&file_of_runner(FILE, &self.job.runner), text.as_bytes())
     }
 
-    /// Reads a mark. It holds whatever is in it: an empty file, a sentence, or what only a newer version understands.
+    /// Reads a mark. It holds whatever is in it: an empty file, a sentence, or what only a newer
+    /// version understands.
     fn read(file: &StateFile) -> Self {
         let text = match file.read() {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),

@@ -72,7 +72,8 @@ const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(500);
 /// Source: GitHub's REST API, versions.
 const API_VERSION: &str = "2022-11-28";
-/// Names come from GitHub, where 64 characters are the limit; more than that many labels is no answer of GitHub's.
+/// Names come from GitHub, where 64 characters are the limit; more than that many labels is no
+/// answer of GitHub's.
 const LABELS_MAXIMUM: usize = 100;
 
 #[derive(Debug, Deserialize)]
@@ -139,8 +140,8 @@ impl RunnerLabels {
         })
     }
 
-    /// Takes every label from the runner that was given to it, and returns them. GitHub's own (`self-hosted`, `linux`,
-    /// `x64`) stay: they cannot be taken.
+    /// Takes every label from the runner that was given to it, and returns them. GitHub's own
+    /// (`self-hosted`, `linux`, `x64`) stay: they cannot be taken.
     pub(crate) fn remove(&self) -> anyhow::Result<Vec<String>> {
         let runner = self.find()?;
         let custom = |label: &&Label| label.kind == "custom";
@@ -195,7 +196,8 @@ impl RunnerLabels {
         Ok(runner)
     }
 
-    /// Asks until there is an answer that another attempt would not change, [`ATTEMPTS`] times at most.
+    /// Asks until there is an answer that another attempt would not change, [`ATTEMPTS`] times at
+    /// most.
     fn ask(&self, request: &dyn Fn() -> RequestBuilder) -> anyhow::Result<Response> {
         let mut pause = self.pause;
         let mut trouble = String::new();

@@ -1,4 +1,5 @@
-//! Where hooks keep what one job's hook must tell the next: the quarantine and the record of the running job.
+//! Where hooks keep what one job's hook must tell the next: the quarantine and the record of the
+//! running job.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -46,8 +47,8 @@ impl StateFile {
 }
 
 impl StateFolders {
-    /// The folder that was named; without one [`SYSTEM_FOLDER`], and the user's own state folder where the first cannot be
-    /// written.
+    /// The folder that was named; without one [`SYSTEM_FOLDER`], and the user's own state folder
+    /// where the first cannot be written.
     pub(crate) fn new(named: Option<&Path>) -> Self {
         let candidates = match named {
             Some(folder) => vec![folder.to_owned()],
@@ -59,8 +60,8 @@ impl StateFolders {
         Self { candidates }
     }
 
-    /// The folders that are there. One that another user can write to is an error: what it holds cannot be trusted, and a
-    /// quarantine that it holds must not be overlooked.
+    /// The folders that are there. One that another user can write to is an error: what it holds
+    /// cannot be trusted, and a quarantine that it holds must not be overlooked.
     fn folders(&self) -> anyhow::Result<Vec<Rc<OwnedFolder>>> {
         let mut folders = Vec::new();
         for path in &self.candidates {

@@ -1,7 +1,9 @@
-//! The burn: every GPU multiplies matrices at its power limit, and every element of every product is compared.
+//! The burn: every GPU multiplies matrices at its power limit, and every element of every product
+//! is compared.
 //!
-//! Each GPU has a worker process of its own, to which `CUDA_VISIBLE_DEVICES=<UUID>` shows that GPU alone; one more process
-//! reads NVML's sensors meanwhile. Whatever happens to one of them, the others go on.
+//! Each GPU has a worker process of its own, to which `CUDA_VISIBLE_DEVICES=<UUID>` shows that GPU
+//! alone; one more process reads NVML's sensors meanwhile. Whatever happens to one of them, the
+//! others go on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,8 +28,9 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// Burns the GPUs that are asked for, all at once, and puts what was seen into `facts.load`.
 ///
-/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others use is not burned unless
-/// that is asked for. Workers that stand by are told to begin; for GPUs without one they are started.
+/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others
+/// use is not burned unless that is asked for. Workers that stand by are told to begin; for GPUs
+/// without one they are started.
 pub(crate) fn burn(
     options: &BurnOptions,
     probe: &ProbeOptions,
@@ -220,8 +223,8 @@ fn worker_of(
     BurnProcess::start(&task, probe, (uuid, gpu), interrupt, &standby.state)
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is hidden on purpose would disturb
-/// its owner. `Ok(None)` where nothing is hidden.
+/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is
+/// hidden on purpose would disturb its owner. `Ok(None)` where nothing is hidden.
 pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String> {
     let (hidden, visible): (Vec<&GpuFacts>, Vec<&GpuFacts>) =
         facts.gpus.iter().partition(|gpu| is_hidden(gpu, facts));

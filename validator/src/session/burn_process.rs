@@ -1,4 +1,5 @@
-//! The worker that burns one GPU: its messages become the state of the burn, the check kernel's result and the burn's run.
+//! The worker that burns one GPU: its messages become the state of the burn, the check kernel's
+//! result and the burn's run.
 
 use std::ffi::OsString;
 use std::sync::Arc;

@@ -1,8 +1,10 @@
-//! The check kernel on every GPU: a small embedded PTX program whose every result word is compared with the host's own.
+//! The check kernel on every GPU: a small embedded PTX program whose every result word is compared
+//! with the host's own.
 //!
 //! It needs nothing on the machine but the driver. Each GPU has a process of its own, to which
-//! `CUDA_VISIBLE_DEVICES=<UUID>` shows that GPU alone: no number crosses from NVML to CUDA, and no other GPU has to be
-//! initialised. On a GPU in MIG mode the kernel runs on its first MIG device, which stands for the GPU.
+//! `CUDA_VISIBLE_DEVICES=<UUID>` shows that GPU alone: no number crosses from NVML to CUDA, and no
+//! other GPU has to be initialised. On a GPU in MIG mode the kernel runs on its first MIG device,
+//! which stands for the GPU.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,9 +28,9 @@ use validator_core::queries::is_hidden;
 /// GPUs at a time; more processes than this compete for the host's memory bandwidth and locks.
 const WORKERS_MAXIMUM: usize = 16;
 
-/// Runs the kernel on every GPU of `facts` that may be worked, and says for each that it could not why. What stands by for a
-/// burn runs it itself. Where somebody asked for a burn and no more, the GPUs that it leaves out are left alone: they have no
-/// entry.
+/// Runs the kernel on every GPU of `facts` that may be worked, and says for each that it could not
+/// why. What stands by for a burn runs it itself. Where somebody asked for a burn and no more, the
+/// GPUs that it leaves out are left alone: they have no entry.
 pub(crate) fn run_on_all_gpus(
     session: &SessionOptions,
     interrupt: &Interrupt,
@@ -78,8 +80,8 @@ pub(crate) fn run_on_all_gpus(
     runs
 }
 
-/// Without a driver library that initialises, no GPU can be asked to work. A probe that hung or crashed is no such
-/// answer: each GPU is still tried on its own.
+/// Without a driver library that initialises, no GPU can be asked to work. A probe that hung or
+/// crashed is no such answer: each GPU is still tried on its own.
 pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     if let Reading::NotRead(reason) = &facts.cuda.library {
         return Some(format!("libcuda could not be loaded: {reason}"));

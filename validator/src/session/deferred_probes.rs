@@ -1,8 +1,8 @@
 //! What is asked of the driver beside a burn: it takes the driver long, and no burn depends on it.
 //!
-//! The driver does one thing after another, for whichever process. What gets ready to work the GPUs comes first, then what the
-//! libraries say of all of them (`cuInit` opens each GPU) and what the GPUs read from their flash memory (70 ms each,
-//! BENCHMARKS.md).
+//! The driver does one thing after another, for whichever process. What gets ready to work the GPUs
+//! comes first, then what the libraries say of all of them (`cuInit` opens each GPU) and what the
+//! GPUs read from their flash memory (70 ms each, BENCHMARKS.md).
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::probe::nvml::{self, NvmlOutcome, Part};
 use crate::timed::timed;
 use validator_core::facts::Facts;
 
-/// How much longer they may take when the run is to stop: they mostly end by themselves, and less is missing from the report.
+/// How much longer they may take when the run is to stop: they mostly end by themselves, and less
+/// is missing from the report.
 const GRACE: Duration = Duration::from_millis(300);
 /// How often it is looked whether they have ended.
 const LOOK: Duration = Duration::from_millis(2);
@@ -34,7 +35,8 @@ struct Reported {
 }
 
 impl DeferredProbes {
-    /// Starts them when `wait` returns, and says in the facts that what they bring is not known yet.
+    /// Starts them when `wait` returns, and says in the facts that what they bring is not known
+    /// yet.
     pub(crate) fn start(
         options: &ProbeOptions,
         facts: &mut Facts,

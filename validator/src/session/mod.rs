@@ -1,4 +1,5 @@
-//! A session: the stages of a run, the workers that stand by for the load, and the probes that are deferred until then.
+//! A session: the stages of a run, the workers that stand by for the load, and the probes that are
+//! deferred until then.
 
 pub(crate) mod allocation;
 pub(crate) mod burn;
@@ -35,7 +36,8 @@ pub(crate) struct SessionOptions {
     pub(crate) probe: ProbeOptions,
     /// The burn at level standard and above, or the reason why there is none.
     pub(crate) burn: Result<BurnOptions, String>,
-    /// The allocation test at level extended, on the GPUs that the burn works, or the reason why there is none.
+    /// The allocation test at level extended, on the GPUs that the burn works, or the reason why
+    /// there is none.
     pub(crate) allocation: Result<AllocationOptions, String>,
     /// Prepares a burn that the caller starts after the session.
     pub(crate) standby: Option<Arc<Standby>>,
@@ -63,9 +65,9 @@ pub(crate) enum Progress<'p> {
 
 /// Looks at the machine in three stages and returns what was seen.
 ///
-/// `on_progress` gets the facts so far at the end of each stage, so that reports can be written although a later stage
-/// never returns. A request to stop ends the run early: children are killed, the facts so far are returned, and
-/// they say so in [`Facts::interrupted`].
+/// `on_progress` gets the facts so far at the end of each stage, so that reports can be written
+/// although a later stage never returns. A request to stop ends the run early: children are killed,
+/// the facts so far are returned, and they say so in [`Facts::interrupted`].
 pub(crate) fn collect(
     session: &SessionOptions,
     interrupt: &Interrupt,
@@ -93,7 +95,8 @@ pub(crate) fn collect(
             standby.prepare(gpu, options, interrupt);
         }
     };
-    // The driver is slow to answer and the host's files are not, so that they are asked at the same time.
+    // The driver is slow to answer and the host's files are not, so that they are asked at the same
+    // time.
     std::thread::scope(|scope| {
         let nvml = spawn_scoped(scope, || {
             let told = timed(|| probe::nvml::probe(options, interrupt, part, &on_gpu));
@@ -168,13 +171,14 @@ pub(crate) fn collect(
     facts
 }
 
-/// Reads the node's state again after the load, when the workers have ended: what changed under load is evidence, and the judge
-/// applies every check to this reading, too.
+/// Reads the node's state again after the load, when the workers have ended: what changed under
+/// load is evidence, and the judge applies every check to this reading, too.
 pub(crate) fn read_after_load(options: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts) {
     if interrupt.signal().is_some() {
         return;
     }
-    // A call that hung or crashed before would only do so again, for as long, and what it left unread is an error already.
+    // A call that hung or crashed before would only do so again, for as long, and what it left
+    // unread is an error already.
     let nvml_works = facts.nvml.probe_trouble.is_empty();
     let (state, milliseconds) = timed(|| probe::state(options, interrupt, nvml_works));
     facts.after_load = Some(Box::new(state));
@@ -242,8 +246,8 @@ fn work(
     }
 }
 
-/// NVML gives a lost GPU a number and no address. Where it counts as many GPUs as the driver has bound, and all others
-/// have their addresses, the one that is left is its own.
+/// NVML gives a lost GPU a number and no address. Where it counts as many GPUs as the driver has
+/// bound, and all others have their addresses, the one that is left is its own.
 fn name_the_lost_gpu(facts: &mut Facts) {
     let Some(devices) = facts.host.pci_devices.value() else {
         return;

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use validator_core::facts::SensorSample;
 
-/// Looks that are kept, neighbours merged beyond that: at ten a second, every look of seven minutes.
+/// Looks that are kept, neighbours merged beyond that: at ten a second, every look of seven
+/// minutes.
 const KEPT_MAXIMUM: usize = 4_096;
 /// Samples of a GPU that the facts have.
 const SAMPLES_MAXIMUM: usize = 100;
@@ -59,8 +60,8 @@ impl Samples {
         }
     }
 
-    /// The samples from shortly before the load on, with the seconds since it began, and how many looks in the `load_s` seconds
-    /// of it had which clocks event reasons.
+    /// The samples from shortly before the load on, with the seconds since it began, and how many
+    /// looks in the `load_s` seconds of it had which clocks event reasons.
     pub(super) fn since(
         mut self,
         began: Instant,
@@ -93,7 +94,8 @@ fn seconds_from(began: Instant, at: Instant) -> f32 {
     (((after - before) * 1000.0).round() / 1000.0 + 0.0) as f32
 }
 
-/// Greatest temperature, all reasons, mean power and clocks, at the time of the first; `None` of nothing.
+/// Greatest temperature, all reasons, mean power and clocks, at the time of the first; `None` of
+/// nothing.
 fn merged(looks: &[Look]) -> Option<Look> {
     let first = looks.first()?;
     let samples = || looks.iter().map(|it| &it.sample);

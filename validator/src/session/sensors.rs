@@ -17,8 +17,8 @@ use crate::worker::own_processes;
 use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
 use validator_core::facts::{GpuProcess, PcieUnderLoad, Reading, SensorLog};
 
-/// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU (BENCHMARKS.md); a burn whose counters
-/// were not read is judged without them.
+/// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU
+/// (BENCHMARKS.md); a burn whose counters were not read is judged without them.
 const TIME_FOR_FIRST_LOOK: Duration = Duration::from_secs(3);
 /// How often it is looked whether the load is over, which is waited for at the end of every burn.
 const LOOK: Duration = Duration::from_millis(10);
@@ -29,8 +29,8 @@ const XID_EVENTS_MAXIMUM: usize = 1_000;
 
 /// Samples of the PCIe link that are kept: a day of one every half second.
 const PCIE_SAMPLES_MAXIMUM: usize = 172_800;
-/// Samples of the PCIe link within this time after the first product do not count: the link leaves its idle speed when work
-/// arrives. This project's choice.
+/// Samples of the PCIe link within this time after the first product do not count: the link leaves
+/// its idle speed when work arrives. This project's choice.
 const PCIE_SETTLES: Duration = Duration::from_secs(1);
 
 /// Samples that arrived, with their times.
@@ -129,7 +129,8 @@ fn finished_log(
     trouble: Option<&str>,
 ) -> SensorLog {
     let (samples, reasons_seen) = watched.samples.since(began, load_s);
-    // Before its load a GPU's worker may not be there yet, and one of the others would be taken for it.
+    // Before its load a GPU's worker may not be there yet, and one of the others would be taken for
+    // it.
     let processes = watched.processes.into_values();
     let others = processes.filter(|(seen, _)| *seen >= began).map(|it| it.1);
     let missing = (!watched.after_was_read)

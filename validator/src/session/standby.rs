@@ -1,8 +1,9 @@
 //! Workers that get ready to burn while the rest of the machine is still looked at.
 //!
-//! A GPU's worker starts as soon as NVML has told of that GPU what work would change (its processes, memory, clocks): no
-//! sooner, so that nothing that is read of it is the validator's own doing. It starts CUDA, makes its context, runs the check kernel, loads
-//! the burn's kernels, takes the memory, and stands by; the burn gives the word when everything else is known. One context
+//! A GPU's worker starts as soon as NVML has told of that GPU what work would change (its
+//! processes, memory, clocks): no sooner, so that nothing that is read of it is the validator's own
+//! doing. It starts CUDA, makes its context, runs the check kernel, loads the burn's kernels, takes
+//! the memory, and stands by; the burn gives the word when everything else is known. One context
 //! serves both: the driver makes those of all GPUs one after another.
 
 use std::collections::BTreeMap;
@@ -63,8 +64,9 @@ impl Standby {
         }
     }
 
-    /// Whether the burn is to work this GPU: one that was named, or else one that is not hidden. NVML's index is known once all
-    /// GPUs were read: a GPU that is named by it gets ready later than one that is named by address or UUID.
+    /// Whether the burn is to work this GPU: one that was named, or else one that is not hidden.
+    /// NVML's index is known once all GPUs were read: a GPU that is named by it gets ready later
+    /// than one that is named by address or UUID.
     pub(super) fn is_for(
         &self,
         (gpu, index): (&GpuFacts, Option<usize>),
@@ -110,8 +112,9 @@ impl Standby {
         }
     }
 
-    /// Starts the late probes. Where workers have shown by then that CUDA works, they are kept for the time behind the burn,
-    /// and else waited for. With `CUDA_VISIBLE_DEVICES` only CUDA says which GPUs may be burned.
+    /// Starts the late probes. Where workers have shown by then that CUDA works, they are kept for
+    /// the time behind the burn, and else waited for. With `CUDA_VISIBLE_DEVICES` only CUDA says
+    /// which GPUs may be burned.
     pub(crate) fn start_late(
         &self,
         probe: &ProbeOptions,
@@ -137,8 +140,8 @@ impl Standby {
         *self.lock_late() = Some(late);
     }
 
-    /// Waits until every worker stands by or has ended. One that hangs is waited for no longer than a third of the time that
-    /// CUDA has to answer.
+    /// Waits until every worker stands by or has ended. One that hangs is waited for no longer than
+    /// a third of the time that CUDA has to answer.
     fn await_workers(&self, probe: &ProbeOptions, interrupt: &Interrupt) {
         let deadline = Instant::now() + probe.deadlines.cuda / 3;
         let is_settled = || self.each_worker(|ready, ended| ready || ended);
@@ -161,7 +164,8 @@ impl Standby {
         has_said.then(|| cuda_does_not_work(facts))?
     }
 
-    /// Whether this holds for every worker, by whether it has said that it stands by, and whether it has ended.
+    /// Whether this holds for every worker, by whether it has said that it stands by, and whether
+    /// it has ended.
     fn each_worker(&self, holds: impl Fn(bool, bool) -> bool) -> bool {
         let workers = self.lock_workers();
         workers
@@ -222,8 +226,9 @@ impl Standby {
     }
 }
 
-/// Whether a `CUDA_VISIBLE_DEVICES` leaves this GPU, before CUDA has said so: it names it by its whole UUID, behind nothing
-/// but UUIDs of this machine. What names nothing would end the list, and the order of numbers is CUDA's own.
+/// Whether a `CUDA_VISIBLE_DEVICES` leaves this GPU, before CUDA has said so: it names it by its
+/// whole UUID, behind nothing but UUIDs of this machine. What names nothing would end the list, and
+/// the order of numbers is CUDA's own.
 fn is_certainly_left(uuid: &str, list: &str, is_known: impl Fn(&str) -> bool) -> bool {
     let mut before = list.split(',').take_while(|it| *it != uuid);
     list.split(',').any(|it| it == uuid) && before.all(is_known)

@@ -57,7 +57,8 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         let orders = Arc::new(Orders::default());
         let (send_input, input) = sync_channel(1);
         let (interrupt, heeded) = (interrupt.clone(), Arc::clone(&orders));
-        // The kernel kills a worker when the thread that started it ends, so that it is the one that listens.
+        // The kernel kills a worker when the thread that started it ends, so that it is the one
+        // that listens.
         let follow = move || {
             let Start {
                 id,
@@ -103,7 +104,8 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         })
     }
 
-    /// Releases it from standing by. A worker that has ended does not receive it, and its end holds the reason.
+    /// Releases it from standing by. A worker that has ended does not receive it, and its end holds
+    /// the reason.
     pub(super) fn go(&mut self) {
         self.orders.released.store(true, Ordering::Release);
         if let Some(input) = &mut self.input {
@@ -128,7 +130,8 @@ impl<R: Send + 'static> WorkloadProcess<R> {
         self.thread.is_finished()
     }
 
-    /// Waits for the end; `None` where the listening thread panicked. The worker is gone then, unless the driver keeps it.
+    /// Waits for the end; `None` where the listening thread panicked. The worker is gone then,
+    /// unless the driver keeps it.
     pub(super) fn join(self) -> Option<R> {
         self.thread.join().ok().flatten()
     }

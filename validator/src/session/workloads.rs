@@ -18,12 +18,14 @@ use crate::workload::{Assignment, OnForeignProcess, Task};
 use validator_core::facts::{Facts, GpuFacts, Reading, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
 
-/// Time limit of the memory test. Its one pass writes and reads the memory twice, 0.14 s for 128 GiB of an H200; a GPU that is not
-/// through by then is slower by two orders of magnitude, and the check reports how much was verified.
+/// Time limit of the memory test. Its one pass writes and reads the memory twice, 0.14 s for 128
+/// GiB of an H200; a GPU that is not through by then is slower by two orders of magnitude, and the
+/// check reports how much was verified.
 // Source: BENCHMARKS.md, "Memory test".
 const MEMORY_TEST_SECONDS: f64 = 30.0;
 
-/// The memory test on every GPU that the burn works, all at once; one run for each in `facts.load.runs`.
+/// The memory test on every GPU that the burn works, all at once; one run for each in
+/// `facts.load.runs`.
 pub(super) fn test_memory(
     options: &BurnOptions,
     probe: &ProbeOptions,

@@ -1,16 +1,18 @@
 //! Keeps a worker to the device node of its own GPU.
 //!
-//! Whatever `CUDA_VISIBLE_DEVICES` says, `cuInit` opens the node of every GPU several times and asks each, behind locks that
-//! all processes share: one process for each of eight GPUs makes 64 such visits. Where a node cannot be opened the driver
-//! leaves that GPU out, as it does in a container that was given one GPU. So the kernel is asked (Landlock) to let the worker open no
-//! GPU's node but its own: GPUs start sooner (BENCHMARKS.md), and none is asked by a neighbour's worker, whatever
-//! that would do to either.
+//! Whatever `CUDA_VISIBLE_DEVICES` says, `cuInit` opens the node of every GPU several times and
+//! asks each, behind locks that all processes share: one process for each of eight GPUs makes 64
+//! such visits. Where a node cannot be opened the driver leaves that GPU out, as it does in a
+//! container that was given one GPU. So the kernel is asked (Landlock) to let the worker open no
+//! GPU's node but its own: GPUs start sooner (BENCHMARKS.md), and none is asked by a neighbour's
+//! worker, whatever that would do to either.
 //!
-//! This is help and not a need. Where the kernel does not know Landlock, or is too slow to say, the worker goes on as any
-//! program would; where CUDA does not start that way, the worker begins anew with every node, so that no GPU is judged by
-//! what was kept from it.
+//! This is help and not a need. Where the kernel does not know Landlock, or is too slow to say, the
+//! worker goes on as any program would; where CUDA does not start that way, the worker begins anew
+//! with every node, so that no GPU is judged by what was kept from it.
 //!
-//! For the same reason its environment has nothing that changes how CUDA computes ([`NOT_INHERITED`]).
+//! For the same reason its environment has nothing that changes how CUDA computes
+//! ([`NOT_INHERITED`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,25 +25,26 @@ use landlock::{
     RulesetCreated, RulesetCreatedAttr as _, RulesetError, RulesetStatus,
 };
 
-/// How long the folders on the way to the nodes may take to be listed. It takes a millisecond, unless the machine is busy or one
-/// of them is of a server that is gone.
+/// How long the folders on the way to the nodes may take to be listed. It takes a millisecond,
+/// unless the machine is busy or one of them is of a server that is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What a program's first thread has on Linux.
 const STACK_BYTES: usize = 8 << 20;
 
-/// What changes how CUDA programs compute, or how fast, for whoever has it in the environment. It says nothing of the GPU, and
-/// on an H100 two of these made one fail that was right: with `NVIDIA_TF32_OVERRIDE` cuBLASLt's FP32 products are those of TF32,
-/// or the other way round (BENCHMARKS.md). What jobs will find set is a fact of the host, and the check `injected_environment` judges
-/// what is wrong there.
-// Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point emulation and environment
-// variables; DCGM's list (see that check).
+/// What changes how CUDA programs compute, or how fast, for whoever has it in the environment. It
+/// says nothing of the GPU, and on an H100 two of these made one fail that was right: with
+/// `NVIDIA_TF32_OVERRIDE` cuBLASLt's FP32 products are those of TF32, or the other way round
+/// (BENCHMARKS.md). What jobs will find set is a fact of the host, and the check
+/// `injected_environment` judges what is wrong there.
+// Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point
+// emulation and environment variables; DCGM's list (see that check).
 pub(crate) const NOT_INHERITED: [&str; 22] = [
     "NVIDIA_TF32_OVERRIDE",
     "CUBLAS_EMULATE_SINGLE_PRECISION",
     "CUBLAS_EMULATE_DOUBLE_PRECISION",
     "CUBLAS_EMULATION_STRATEGY",
-    // Parts of a GPU that jobs are to have: what is left of it would not be looked at, and an H100 of which 30 % were at work
-    // got too hot there.
+    // Parts of a GPU that jobs are to have: what is left of it would not be looked at, and an H100
+    // of which 30 % were at work got too hot there.
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_LAUNCH_BLOCKING",
@@ -62,9 +65,10 @@ pub(crate) const NOT_INHERITED: [&str; 22] = [
     "CUDA_DEVICE_WAITS_ON_EXCEPTION",
 ];
 
-/// What a worker on this device has in its environment: CUDA shows it nothing else, and makes one queue for its kernels instead
-/// of eight. A worker needs no second one, and the driver makes and ends the queues of all GPUs one after another: 0.1 s of a
-/// context's 0.16, and half of its end (BENCHMARKS.md).
+/// What a worker on this device has in its environment: CUDA shows it nothing else, and makes one
+/// queue for its kernels instead of eight. A worker needs no second one, and the driver makes and
+/// ends the queues of all GPUs one after another: 0.1 s of a context's 0.16, and half of its end
+/// (BENCHMARKS.md).
 // Source: CUDA C++ programming guide, environment variables.
 pub(crate) fn cuda_environment(device: &str) -> Vec<(&'static str, Option<String>)> {
     let mut environment: Vec<_> = NOT_INHERITED.map(|name| (name, None)).into();
@@ -82,8 +86,8 @@ pub(crate) enum Attempt {
     RetryWithAllNodes(String),
 }
 
-/// Does `work` on a thread that can open the GPU nodes in `nodes` and no other ones of their folders, and tells it whether
-/// that is so.
+/// Does `work` on a thread that can open the GPU nodes in `nodes` and no other ones of their
+/// folders, and tells it whether that is so.
 pub(crate) fn keep_to<W>(nodes: &[PathBuf], work: W) -> Attempt
 where
     W: FnOnce(bool) -> Attempt + Send + 'static,
@@ -92,7 +96,8 @@ where
     keep_by(move || rules(&nodes), PATIENCE, work)
 }
 
-/// The same with rules that come from `rules`. If these do not come within `patience`, the work is done without them.
+/// The same with rules that come from `rules`. If these do not come within `patience`, the work is
+/// done without them.
 fn keep_by<R, W>(rules: R, patience: Duration, work: W) -> Attempt
 where
     R: FnOnce() -> Option<RulesetCreated> + Send + 'static,
@@ -135,16 +140,18 @@ fn restrict(rules: RulesetCreated) -> Result<bool, RulesetError> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Everything may be read but the other GPUs' nodes. `None` where there are none, or where that cannot be said.
+/// Everything may be read but the other GPUs' nodes. `None` where there are none, or where that
+/// cannot be said.
 ///
-/// A device is opened for reading and writing, so that no right but the one to read has to be kept back.
+/// A device is opened for reading and writing, so that no right but the one to read has to be kept
+/// back.
 fn rules(nodes: &[PathBuf]) -> Option<RulesetCreated> {
     let kept_back: BTreeSet<PathBuf> = nodes.iter().flat_map(|node| neighbours(node)).collect();
     if kept_back.is_empty() {
         return None;
     }
-    // Where the kernel cannot, the thread must not lose the right to gain privileges either, by which `nvidia-modprobe` loads
-    // what is missing of the driver.
+    // Where the kernel cannot, the thread must not lose the right to gain privileges either, by
+    // which `nvidia-modprobe` loads what is missing of the driver.
     let strict = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let ruleset = strict.handle_access(AccessFs::ReadFile).ok()?.create();
     let mut ruleset = ruleset.ok()?.set_compatibility(CompatLevel::BestEffort);
@@ -178,7 +185,8 @@ pub(crate) fn gpu_nodes(folder: &Path) -> BTreeMap<u32, PathBuf> {
         .collect()
 }
 
-/// A rule for a folder holds for all below it. So there is one for each entry that has nothing below it to keep back.
+/// A rule for a folder holds for all below it. So there is one for each entry that has nothing
+/// below it to keep back.
 fn allow_all_but(
     kept_back: &BTreeSet<PathBuf>,
     folder: &Path,

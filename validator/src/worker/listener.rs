@@ -1,4 +1,5 @@
-//! Listens to a worker until its end: the only place that reads the messages of [`super::protocol`] from a process.
+//! Listens to a worker until its end: the only place that reads the messages of [`super::protocol`]
+//! from a process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -136,8 +137,8 @@ pub(crate) struct Terms {
     pub(crate) on_interrupt: OnInterrupt,
 }
 
-/// Listens to a worker until it is done or its time is over, and sees to its end. Its last report is kept, however it ends.
-/// A worker that stands by may be silent.
+/// Listens to a worker until it is done or its time is over, and sees to its end. Its last report
+/// is kept, however it ends. A worker that stands by may be silent.
 pub(crate) fn listen(
     mut worker: WorkerProcess,
     terms: Terms,

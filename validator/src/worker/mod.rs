@@ -11,10 +11,11 @@ pub(crate) mod suspension;
 
 pub(crate) use nodes::Nodes;
 
-/// Asks the kernel to kill this process when the one that started it dies, and dies at once when it already has.
+/// Asks the kernel to kill this process when the one that started it dies, and dies at once when it
+/// already has.
 ///
-/// The kernel counts threads: the signal comes when the thread that started this process ends. The probes' threads end
-/// no sooner than what their workers have to tell.
+/// The kernel counts threads: the signal comes when the thread that started this process ends. The
+/// probes' threads end no sooner than what their workers have to tell.
 pub(crate) fn die_with_parent() {
     let parent = rustix::process::getppid();
     // A kernel that refuses leaves the deadline of the parent, which needs no help while it lives.

@@ -23,7 +23,8 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// The arguments that keep a worker to the GPU with this minor number: to CUDA's own node of it, and that of a simulated one.
+    /// The arguments that keep a worker to the GPU with this minor number: to CUDA's own node of
+    /// it, and that of a simulated one.
     pub(crate) fn of(minor: u32, sysroot: Option<&Path>) -> Vec<OsString> {
         let folders = [Some(Path::new("/")), sysroot];
         let node = |folder: &Path| folder.join(format!("dev/nvidia{minor}")).into_os_string();
@@ -32,7 +33,8 @@ impl Nodes {
     }
 }
 
-/// Works with one GPU's node alone where that is asked for, and where CUDA does not start so, once more with all.
+/// Works with one GPU's node alone where that is asked for, and where CUDA does not start so, once
+/// more with all.
 pub(crate) fn with_nodes(
     nodes: &Nodes,
     work: impl FnOnce(bool) -> Attempt + Send + 'static,

@@ -1,6 +1,7 @@
 //! The processes that this one started, so that none of them is taken for a foreign process.
 //!
-//! A process is known by its number in this process's PID namespace and by its start time: numbers are reused.
+//! A process is known by its number in this process's PID namespace and by its start time: numbers
+//! are reused.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

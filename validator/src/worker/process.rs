@@ -27,8 +27,9 @@ const LINES_WAITING_MAXIMUM: usize = 64;
 const STDERR_TAIL_BYTES: usize = 4 * 1024;
 /// How often a wait looks whether the run was asked to stop.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
-/// A wait that took so much longer than was meant is not the child's silence: this process itself stood still (job control, a
-/// paused virtual machine), and whatever the child said meanwhile is still to be read.
+/// A wait that took so much longer than was meant is not the child's silence: this process itself
+/// stood still (job control, a paused virtual machine), and whatever the child said meanwhile is
+/// still to be read.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a killed child may take to disappear before it is given up as stuck in the kernel.
 const DEATH_DEADLINE: Duration = Duration::from_secs(2);
@@ -40,7 +41,8 @@ const SYSTEM_PATH: &str =
 /// The program that is started for `worker …`.
 pub(crate) fn worker_program(configured: Option<&PathBuf>) -> PathBuf {
     configured.cloned().unwrap_or_else(|| {
-        // The path is gone when the binary was replaced while it runs; the link still leads to this one.
+        // The path is gone when the binary was replaced while it runs; the link still leads to this
+        // one.
         std::env::current_exe()
             .ok()
             .filter(|path| path.exists())
@@ -81,15 +83,18 @@ pub(crate) enum WorkerEvent {
 pub(crate) enum ProcessEnd {
     Exited(i32),
     Killed(i32),
-    /// It did not end although it was killed: a driver call keeps it in uninterruptible sleep. It is left behind.
+    /// It did not end although it was killed: a driver call keeps it in uninterruptible sleep. It
+    /// is left behind.
     Stuck,
 }
 
-/// What a process has in its environment that this program has not, and what it does not inherit (`None`).
+/// What a process has in its environment that this program has not, and what it does not inherit
+/// (`None`).
 pub(crate) type Variables<'v> = [(&'v str, Option<String>)];
 
 impl WorkerProcess {
-    /// Starts a worker, `program` with `arguments`, under this program's own name wherever the file lies.
+    /// Starts a worker, `program` with `arguments`, under this program's own name wherever the file
+    /// lies.
     pub(crate) fn start(
         program: &PathBuf,
         arguments: &[OsString],
@@ -100,7 +105,8 @@ impl WorkerProcess {
         Self::spawn(command, arguments, environment)
     }
 
-    /// The same for a worker that is told more on its standard input, which ends when that is dropped.
+    /// The same for a worker that is told more on its standard input, which ends when that is
+    /// dropped.
     pub(crate) fn start_with_input(
         program: &PathBuf,
         arguments: &[OsString],
@@ -113,7 +119,8 @@ impl WorkerProcess {
         Ok((worker, input))
     }
 
-    /// Starts a program of the machine under its own name, by which some (`BusyBox`) know what to do.
+    /// Starts a program of the machine under its own name, by which some (`BusyBox`) know what to
+    /// do.
     pub(crate) fn start_program(
         program: &str,
         arguments: &[OsString],
@@ -180,7 +187,8 @@ impl WorkerProcess {
         now.checked_sub(self.paused.get()).unwrap_or(now)
     }
 
-    /// Looks whether this process stood still since it listened last, when it meant to wait so long.
+    /// Looks whether this process stood still since it listened last, when it meant to wait so
+    /// long.
     fn note_own_pause(&self, meant: Duration) {
         let pause = self.listened.get().elapsed().saturating_sub(meant);
         if pause > OWN_PAUSE {
@@ -212,7 +220,8 @@ impl WorkerProcess {
     /// Asks the process to end by itself.
     pub(crate) fn terminate(&self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It is not waited for yet, so that its number is still its own; it may have ended already.
+            // It is not waited for yet, so that its number is still its own; it may have ended
+            // already.
             let _ = rustix::process::kill_process(pid, Signal::TERM);
         }
     }
@@ -235,10 +244,12 @@ impl WorkerProcess {
         }
     }
 
-    /// Leaves a child that has told everything to end by itself, and sees to its end beside everything else: giving a
-    /// GPU back takes the driver tens of milliseconds that nobody has to wait for.
+    /// Leaves a child that has told everything to end by itself, and sees to its end beside
+    /// everything else: giving a GPU back takes the driver tens of milliseconds that nobody has to
+    /// wait for.
     pub(crate) fn leave(mut self) {
-        // Where the host refuses a thread the child is killed as `self` is dropped; everything was reported.
+        // Where the host refuses a thread the child is killed as `self` is dropped; everything was
+        // reported.
         let _ = Builder::new().spawn(move || self.finish(DEATH_DEADLINE));
     }
 
@@ -299,7 +310,8 @@ impl WorkerProcess {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_millis(10));
                 }
-                // A child that cannot be waited for was reaped by nobody we know; it is as lost as a stuck one.
+                // A child that cannot be waited for was reaped by nobody we know; it is as lost as
+                // a stuck one.
                 Ok(None) | Err(_) => return ProcessEnd::Stuck,
             }
         }

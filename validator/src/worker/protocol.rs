@@ -22,7 +22,8 @@ pub(crate) enum Message {
     Done {},
 }
 
-/// The order to begin, on the standard input of a worker that stands by; where that ends without it, the worker ends, too.
+/// The order to begin, on the standard input of a worker that stands by; where that ends without
+/// it, the worker ends, too.
 pub(crate) const GO: &str = "go";
 /// The step in which a worker waits for it.
 pub(crate) const STANDING_BY: &str = "standing by";
@@ -38,8 +39,8 @@ pub(crate) struct Reporter {
     queue: OnceLock<Arc<Queue>>,
 }
 
-/// How long it is waited until a step is told. The parent takes what is told at once, unless it is stopped or starved: then
-/// the work goes on.
+/// How long it is waited until a step is told. The parent takes what is told at once, unless it is
+/// stopped or starved: then the work goes on.
 const TIME_TO_TELL: Duration = Duration::from_millis(100);
 
 impl Reporter {
@@ -47,8 +48,8 @@ impl Reporter {
         Self::default()
     }
 
-    /// Tells of something of which only the newest matters, and does not wait until somebody listens: the parent may be
-    /// stopped, and its pipe full.
+    /// Tells of something of which only the newest matters, and does not wait until somebody
+    /// listens: the parent may be stopped, and its pipe full.
     pub(crate) fn newest(&self, name: &str, value: &impl Serialize) {
         let queue = self.queue.get_or_init(Queue::start);
         if let Ok(value) = serde_json::to_value(value) {

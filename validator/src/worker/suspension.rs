@@ -1,12 +1,13 @@
-//! How long this process has stood still: a paused container, a job that was stopped, a virtual machine that is moved.
+//! How long this process has stood still: a paused container, a job that was stopped, a virtual
+//! machine that is moved.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often it is noted that the process runs.
 const TICK: Duration = Duration::from_millis(100);
-/// A process that noted nothing for so long stood still: on a host that is merely busy a thread that slept runs again within
-/// milliseconds. This project's choice.
+/// A process that noted nothing for so long stood still: on a host that is merely busy a thread
+/// that slept runs again within milliseconds. This project's choice.
 const STAND_STILL: Duration = Duration::from_secs(1);
 
 /// A watch that goes on only while this process does.

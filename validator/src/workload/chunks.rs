@@ -7,11 +7,12 @@ use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CudaFailure, DeviceMemory};
 use crate::plan::MemoryShare;
 
 pub(super) const WORD_BYTES: u64 = 8;
-/// Memory of one allocation. Written in under 1 ms by an H200 (4 TB/s), so that a stop is not delayed; no larger, so that
-/// fragmented memory is used, too.
+/// Memory of one allocation. Written in under 1 ms by an H200 (4 TB/s), so that a stop is not
+/// delayed; no larger, so that fragmented memory is used, too.
 const CHUNK_BYTES: u64 = 512 << 20;
 
-/// Allocates this share of the free memory of a GPU whose context is current, and notes in `run` how much the driver gave.
+/// Allocates this share of the free memory of a GPU whose context is current, and notes in `run`
+/// how much the driver gave.
 pub(super) fn allocate_chunks<'g>(
     gpu: &'g WorkerGpu,
     budget: MemoryShare,

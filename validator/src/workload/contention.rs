@@ -1,4 +1,5 @@
-//! A GPU that gives no memory, or no access, because others have it: it is busy, which says nothing about the GPU.
+//! A GPU that gives no memory, or no access, because others have it: it is busy, which says nothing
+//! about the GPU.
 
 use crate::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY};
 use crate::probe::users_of;
@@ -6,11 +7,13 @@ use crate::worker::protocol::Reporter;
 use validator_core::facts::{ComputeMode, GpuFacts, WorkerEnd};
 use validator_core::queries::processes_in_words;
 
-/// With less memory free a GPU is full: context, kernels and the engines' workspace take most of it.
-// Source: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md), cuBLASLt's workspace 32 MiB; this project's own choice.
+/// With less memory free a GPU is full: context, kernels and the engines' workspace take most of
+/// it.
+// Source: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md), cuBLASLt's workspace 32 MiB; this
+// project's own choice.
 pub(crate) const ROOM_BYTES: u64 = 1 << 30;
-/// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in `idle_memory`: NVML does not show a
-/// container the processes of others.
+/// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in
+/// `idle_memory`: NVML does not show a container the processes of others.
 const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;
 
 /// What a GPU did not give.
@@ -42,8 +45,9 @@ pub(crate) fn busy_if_others_have_it(end: WorkerEnd, gpu: &GpuFacts) -> WorkerEn
     }
 }
 
-/// The same in a worker of the GPU with this UUID whose context is gone, with NVML's view of this moment: others may have come
-/// after the machine was looked at. A worker may also have had `no_room` for what it was to do.
+/// The same in a worker of the GPU with this UUID whose context is gone, with NVML's view of this
+/// moment: others may have come after the machine was looked at. A worker may also have had
+/// `no_room` for what it was to do.
 pub(crate) fn busy_if_others_came(
     end: WorkerEnd,
     no_room: bool,
@@ -74,7 +78,8 @@ fn busy_if_others_have(denied: Denied, end: WorkerEnd, gpu: &GpuFacts) -> Worker
     }
 }
 
-/// Who has it, in words; `None` where nobody is seen, or where the GPU could have given it all the same.
+/// Who has it, in words; `None` where nobody is seen, or where the GPU could have given it all the
+/// same.
 fn who_has(denied: Denied, gpu: &GpuFacts) -> Option<String> {
     if denied == Denied::Access && gpu.compute_mode.value() != Some(&ComputeMode::ExclusiveProcess)
     {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::probe::watch_processes_of_others;
 use validator_core::queries::processes_in_words;
 
-/// Poll interval of NVML's process lists: each read holds driver locks, some 5 ms for the graphics list.
+/// Poll interval of NVML's process lists: each read holds driver locks, some 5 ms for the graphics
+/// list.
 // Source: flightlessmango/MangoHud#2104, 4.5 ms on an RTX 4090.
 const POLL: Duration = Duration::from_millis(200);
 /// Poll interval for the end of the watch.

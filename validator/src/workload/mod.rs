@@ -1,7 +1,8 @@
 //! Workloads: what a worker process does on its GPUs, one folder each.
 //!
-//! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a process, and `session::workloads`
-//! starts and follows that process. The burn (`gemm`) and the check kernel have workers of their own.
+//! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a
+//! process, and `session::workloads` starts and follows that process. The burn (`gemm`) and the
+//! check kernel have workers of their own.
 
 pub(crate) mod allocation;
 pub(crate) mod check;
@@ -52,8 +53,8 @@ pub(crate) enum OnForeignProcess {
     Yield,
     /// None: the parent reads the process lists for all workers.
     Ignore,
-    /// None of the worker's own: the parent watches, and orders on standard input (see [`orders`]). Eight workers that each read
-    /// NVML's lists would keep the driver's locks.
+    /// None of the worker's own: the parent watches, and orders on standard input (see [`orders`]).
+    /// Eight workers that each read NVML's lists would keep the driver's locks.
     AwaitOrders,
 }
 
@@ -101,7 +102,8 @@ pub(crate) trait Workload {
 
 /// A workload that has its memory.
 pub(crate) trait Prepared {
-    /// A part of the work that takes some 10 ms at most, so that a stop is not delayed. Results go to `run`.
+    /// A part of the work that takes some 10 ms at most, so that a stop is not delayed. Results go
+    /// to `run`.
     fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd>;
 
     /// Notes what is known only at the end, and frees everything.

@@ -11,7 +11,8 @@ use crate::plan::MemoryShare;
 use crate::worker::clock;
 use crate::worker::protocol::{RUN, Reporter};
 
-/// Interval between two reports, also of a worker that is silent; the parent takes it for hung after ten of them.
+/// Interval between two reports, also of a worker that is silent; the parent takes it for hung
+/// after ten of them.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// The field in which such a worker reports each change.
 pub(crate) const CHANGE: &str = "change";

@@ -1,7 +1,8 @@
 //! Orders of the parent to a worker that works idle GPUs: lines on its standard input.
 //!
-//! `silence`: stop, free the memory, keep the context; `work`: begin again; `end`: free everything and exit; `duty 0.5`: compute
-//! for half of the time. The end of the input is an order to end: whoever gave orders is gone.
+//! `silence`: stop, free the memory, keep the context; `work`: begin again; `end`: free everything
+//! and exit; `duty 0.5`: compute for half of the time. The end of the input is an order to end:
+//! whoever gave orders is gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

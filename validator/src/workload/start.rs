@@ -39,7 +39,8 @@ pub(crate) fn visible_uuids(reporter: &Reporter) -> Result<Vec<String>, WorkerEn
     devices.iter().map(|it| Ok(it.uuid()?)).collect()
 }
 
-/// Whether two UUIDs name one device: a driver may spell a MIG device's with either prefix; the rest is what identifies it.
+/// Whether two UUIDs name one device: a driver may spell a MIG device's with either prefix; the
+/// rest is what identifies it.
 pub(crate) fn is_same_device(one: &str, other: &str) -> bool {
     one[4.min(one.len())..] == other[4.min(other.len())..]
 }

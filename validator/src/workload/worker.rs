@@ -1,4 +1,5 @@
-//! `gpu-validator worker workload`: runs any workload on the GPUs of its assignment, and reports twice a second.
+//! `gpu-validator worker workload`: runs any workload on the GPUs of its assignment, and reports
+//! twice a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +19,8 @@ use crate::worker::protocol::{GO, RUN, Reporter, STANDING_BY};
 /// Interval between two reports; the parent takes a worker for hung after ten of them.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// `gpu-validator worker workload --assignment JSON`. If it `is_alone` it can open no other GPU's device node; the reason for
-/// which an attempt to work so failed is `alone_failed`.
+/// `gpu-validator worker workload --assignment JSON`. If it `is_alone` it can open no other GPU's
+/// device node; the reason for which an attempt to work so failed is `alone_failed`.
 pub(crate) fn run_worker(
     assignment: &str,
     is_alone: bool,
@@ -91,7 +92,8 @@ fn gpus_of(assignment: &Assignment, reporter: &Reporter) -> Result<Vec<WorkerGpu
     gpus.collect()
 }
 
-/// Prepares, and takes step after step until the work is through, its time is over, SIGTERM or a foreign process comes.
+/// Prepares, and takes step after step until the work is through, its time is over, SIGTERM or a
+/// foreign process comes.
 fn work<W: Workload>(
     workload: &W,
     gpus: &[WorkerGpu],
@@ -111,7 +113,8 @@ fn work<W: Workload>(
         return Ok(WorkerEnd::Finished);
     }
     let is_terminated = Arc::new(AtomicBool::new(false));
-    // Without the handler SIGTERM still ends the process, as it ends one that stands by, and the last report counts.
+    // Without the handler SIGTERM still ends the process, as it ends one that stands by, and the
+    // last report counts.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&is_terminated));
     let began = Instant::now();
     let requested = &assignment.requested;

@@ -11,8 +11,8 @@ use crate::workspace;
 
 /// A program of a Go module.
 ///
-/// It is built inside its own module, not with `go install module@version`: that refuses a module whose `go.mod`
-/// replaces others, as those of Terraform and Kubernetes do.
+/// It is built inside its own module, not with `go install module@version`: that refuses a module
+/// whose `go.mod` replaces others, as those of Terraform and Kubernetes do.
 #[derive(Debug)]
 pub struct GoTool {
     /// Name of the program, and of its folder below `target/tools`.
@@ -57,7 +57,8 @@ pub const PACKER_PLUGIN_AMAZON: GoTool = GoTool {
     linker_flags: "",
 };
 
-/// The newest version whose module is whole: since 1.9 its state backends are modules of their own that are not published.
+/// The newest version whose module is whole: since 1.9 its state backends are modules of their own
+/// that are not published.
 pub const TERRAFORM: GoTool = GoTool {
     name: "terraform",
     purpose: "checking the Terraform modules",
@@ -98,7 +99,8 @@ pub const HELM: GoTool = GoTool {
 /// The version of Kubernetes that the manifests are tried on.
 const KUBERNETES_VERSION: &str = "v1.34.4";
 
-/// What a release build of Kubernetes writes into its programs; without it they call themselves v0.0.0.
+/// What a release build of Kubernetes writes into its programs; without it they call themselves
+/// v0.0.0.
 const KUBERNETES_LINKER_FLAGS: &str = "-X k8s.io/component-base/version.gitVersion=v1.34.4 \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34 \
      -X k8s.io/client-go/pkg/version.gitVersion=v1.34.4";
@@ -172,7 +174,8 @@ impl GoTool {
     }
 
     fn build(&self, shell: &Shell, go: &Path, program: &Path) -> anyhow::Result<()> {
-        // The user's own settings of Go must not change what is built, and the pinned Go is the one that builds.
+        // The user's own settings of Go must not change what is built, and the pinned Go is the one
+        // that builds.
         let _environment = [
             shell.push_env("GOTOOLCHAIN", "local"),
             shell.push_env("GOFLAGS", "-mod=mod"),
@@ -205,8 +208,8 @@ impl GoTool {
         Ok(())
     }
 
-    /// Builds from a module of our own that requires this one. Kubernetes replaces its libraries by folders that the module
-    /// proxy serves as modules of their own, v0.34.4 for v1.34.4.
+    /// Builds from a module of our own that requires this one. Kubernetes replaces its libraries by
+    /// folders that the module proxy serves as modules of their own, v0.34.4 for v1.34.4.
     fn build_beside(
         &self,
         shell: &Shell,
@@ -241,7 +244,8 @@ impl GoTool {
     }
 }
 
-/// Modules that a `go.mod` replaces by folders of its repository, which the module's archive leaves out.
+/// Modules that a `go.mod` replaces by folders of its repository, which the module's archive leaves
+/// out.
 fn staged_modules(go_mod: &str) -> Vec<String> {
     go_mod
         .lines()

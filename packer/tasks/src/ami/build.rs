@@ -12,9 +12,9 @@ use xtask::{dist, workspace};
 
 /// Bake an image and validate it; needs AWS
 ///
-/// Reports, Packer's manifest and ami.json are in target/ami/TEMPLATE/TIME, or where --out says. Ends with the validator's
-/// exit code where that kept the image from being made, and with 2 where something else did. Credentials come from the
-/// AWS CLI's own chain.
+/// Reports, Packer's manifest and ami.json are in target/ami/TEMPLATE/TIME, or where --out says.
+/// Ends with the validator's exit code where that kept the image from being made, and with 2 where
+/// something else did. Credentials come from the AWS CLI's own chain.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[arg(value_parser = TEMPLATES)]
@@ -25,7 +25,8 @@ pub(crate) struct Arguments {
     /// Bake what `cargo xtask dist` left in this folder before, instead of building it now
     #[arg(long, value_name = "DIR")]
     validator_folder: Option<PathBuf>,
-    /// Folder for reports and manifest [default: one named by the time, in UTC, below target/ami/TEMPLATE]
+    /// Folder for reports and manifest [default: one named by the time, in UTC, below
+    /// target/ami/TEMPLATE]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -59,7 +60,8 @@ pub(super) fn build(arguments: &Arguments) -> anyhow::Result<u8> {
     for variable in &arguments.variables {
         command.args(["-var", variable]);
     }
-    // Ctrl-C reaches Packer by the terminal, and it takes its instance down; this task must live until that is done.
+    // Ctrl-C reaches Packer by the terminal, and it takes its instance down; this task must live
+    // until that is done.
     let interrupts = Interrupts::catch()?;
     let mut child = command.arg(packer::FOLDER).spawn()?;
     let process = i32::try_from(child.id()).ok();

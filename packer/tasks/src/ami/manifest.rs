@@ -21,8 +21,8 @@ pub(super) struct Image {
     pub(super) region: String,
 }
 
-/// The exit code of the first level that did not pass, as the build's reports have it; `None` where all passed or none was
-/// written.
+/// The exit code of the first level that did not pass, as the build's reports have it; `None` where
+/// all passed or none was written.
 pub(super) fn failed_level(build: &Path) -> anyhow::Result<Option<(String, u8)>> {
     for level in ["standard", "image"] {
         let path = build.join(REPORTS).join(format!("{level}.exit-code"));
@@ -39,7 +39,8 @@ pub(super) fn failed_level(build: &Path) -> anyhow::Result<Option<(String, u8)>>
     Ok(None)
 }
 
-/// Reads Packer's manifest and the reports, and writes `ami.json`. Fails when they do not show that the image passed.
+/// Reads Packer's manifest and the reports, and writes `ami.json`. Fails when they do not show that
+/// the image passed.
 pub(super) fn write(
     build: &Path,
     template: &str,

@@ -1,4 +1,5 @@
-//! `cargo xtask ami publish`: lets other accounts start an image that passed, and tells its id where deployments look.
+//! `cargo xtask ami publish`: lets other accounts start an image that passed, and tells its id
+//! where deployments look.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +14,8 @@ use xtask::tools;
 
 /// Publish an image that was baked and passed; needs AWS
 ///
-/// Only an image whose reports are as its ami.json names them is published. Uses the AWS CLI and its credentials.
+/// Only an image whose reports are as its ami.json names them is published. Uses the AWS CLI and
+/// its credentials.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[arg(value_parser = TEMPLATES)]

@@ -1,7 +1,9 @@
-//! `cargo xtask validate-ami --ami`: launches an instance from an AMI, judges it over ssh, and ends it.
+//! `cargo xtask validate-ami --ami`: launches an instance from an AMI, judges it over ssh, and ends
+//! it.
 //!
-//! It goes through the AWS CLI and not through Terraform: the instance lives for minutes, a state file could be lost, and
-//! one that is killed between two steps would leave what nobody finds. Here the tags are the state.
+//! It goes through the AWS CLI and not through Terraform: the instance lives for minutes, a state
+//! file could be lost, and one that is killed between two steps would leave what nobody finds. Here
+//! the tags are the state.
 
 mod access;
 mod cli;
@@ -56,7 +58,8 @@ pub(crate) struct Options {
     /// Leave the instance running, until its deadline, and say how to reach it
     #[arg(long, requires = "ami", conflicts_with = "matrix")]
     keep: bool,
-    /// A subnet instead of those of the account's foundation; may be given several times, tried in order
+    /// A subnet instead of those of the account's foundation; may be given several times, tried in
+    /// order
     #[arg(long, value_name = "SUBNET", requires = "ami")]
     subnet: Vec<String>,
     /// A capacity reservation to run in
@@ -108,7 +111,8 @@ pub(super) fn validate(arguments: &Arguments, ami: &str) -> anyhow::Result<u8> {
     needs_session_manager(arguments.ssh_config.as_deref())?;
     let interrupts = Interrupts::catch().context("signals cannot be caught")?;
     let cli = Cli::find(options.region.as_deref(), &interrupts)?;
-    // Everything that can be refused is asked before minutes of building, and before anything costs money.
+    // Everything that can be refused is asked before minutes of building, and before anything costs
+    // money.
     let foundation = Foundation::read(&cli, &options.foundation)?;
     let image = Image::read(&cli, ami)?;
     let session = Session {
@@ -147,7 +151,8 @@ impl Session<'_> {
         let at_once = usize::from(self.options.at_once);
         let judge = |instance_type: &str| self.judge_into(instance_type, folder);
         let mut outcomes = matrix::side_by_side(types, at_once, judge);
-        // Quotas count what runs at the same time, so the other types may have used up what this one needed.
+        // Quotas count what runs at the same time, so the other types may have used up what this
+        // one needed.
         let alone = at_once.min(types.len()) == 1;
         for (instance_type, outcome) in types.iter().zip(&mut outcomes) {
             let refusal = outcome.as_ref().err().and_then(|it| it.downcast_ref());
@@ -286,7 +291,8 @@ fn write_instance(
         .with_context(|| format!("{} could not be written", path.display()))
 }
 
-/// Without a configuration of the user's own, ssh goes through Systems Manager, for which the AWS CLI needs a plugin.
+/// Without a configuration of the user's own, ssh goes through Systems Manager, for which the AWS
+/// CLI needs a plugin.
 fn needs_session_manager(ssh_config: Option<&Path>) -> anyhow::Result<()> {
     if ssh_config.is_none() && workspace::in_path("session-manager-plugin").is_none() {
         bail!(BadInput(

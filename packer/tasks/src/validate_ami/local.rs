@@ -24,7 +24,8 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
     if let Some(node) = node {
         node.apply(&mut command);
     }
-    // In a group of its own the validator hears of Ctrl-C once, from us, and not a second time from the terminal.
+    // In a group of its own the validator hears of Ctrl-C once, from us, and not a second time from
+    // the terminal.
     command
         .process_group(0)
         .stdin(Stdio::null())
@@ -43,8 +44,8 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
     Ok(Ending::of(status))
 }
 
-/// Asks the validator alone to stop, so that it can end its workers in order; kills the whole group.
-/// Failing is no trouble: it may have ended in this very moment.
+/// Asks the validator alone to stop, so that it can end its workers in order; kills the whole
+/// group. Failing is no trouble: it may have ended in this very moment.
 fn send(request: Request, child: Pid, sudo: bool) {
     let id = child.as_raw_nonzero();
     if sudo {

@@ -1,5 +1,5 @@
-//! What CI checks about the Terraform files, without AWS and without the AWS provider: a program of ours that knows its
-//! schema stands in for it (terraform/tests/schema-provider).
+//! What CI checks about the Terraform files, without AWS and without the AWS provider: a program of
+//! ours that knows its schema stands in for it (terraform/tests/schema-provider).
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,8 @@ pub(super) fn run() -> anyhow::Result<()> {
     policies(&shell)
 }
 
-/// Builds the stand-in into a mirror from which terraform installs it like any provider. Gives the mirror's folder.
+/// Builds the stand-in into a mirror from which terraform installs it like any provider. Gives the
+/// mirror's folder.
 fn build_provider(shell: &Shell, place: &Path) -> anyhow::Result<PathBuf> {
     let go = GO.install()?.join("go");
     let source = workspace::root().join("terraform/tests/schema-provider");
@@ -90,8 +91,8 @@ fn go_architecture() -> &'static str {
     }
 }
 
-/// The stand-in must refuse what the provider would, or no other check here means anything. Each `# refused:` comment is
-/// an error that must be among those that terraform finds.
+/// The stand-in must refuse what the provider would, or no other check here means anything. Each
+/// `# refused:` comment is an error that must be among those that terraform finds.
 fn refuses_what_is_wrong(shell: &Shell, terraform: &Path, folder: &Path) -> anyhow::Result<()> {
     let text = shell.read_file(folder.join("main.tf"))?;
     let expected: Vec<&str> = text

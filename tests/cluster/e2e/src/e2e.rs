@@ -1,7 +1,9 @@
-//! `cargo xtask k8s e2e`: the manifests and the gate against a real API server, with etcd, on this machine.
+//! `cargo xtask k8s e2e`: the manifests and the gate against a real API server, with etcd, on this
+//! machine.
 //!
-//! There is no kubelet and no controller: nodes and pods are objects that this task makes. What is tried is what the API
-//! server decides: whether it takes the manifests, what the gate's account may do, and what the gate changes.
+//! There is no kubelet and no controller: nodes and pods are objects that this task makes. What is
+//! tried is what the API server decides: whether it takes the manifests, what the gate's account
+//! may do, and what the gate changes.
 
 mod certificates;
 mod checks;
@@ -36,14 +38,15 @@ const POLICY_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Try manifests and gate on a real API server on this machine
 ///
-/// Needs etcd (Debian: etcd-server) and openssl; kube-apiserver and kubectl are built from their Go module, which takes ten
-/// minutes once. CI does not run it.
+/// Needs etcd (Debian: etcd-server) and openssl; kube-apiserver and kubectl are built from their Go
+/// module, which takes ten minutes once. CI does not run it.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// The server's folder is kept, logs included
     #[arg(long)]
     keep: bool,
-    /// A folder with GitHub's charts gha-runner-scale-set and gha-runner-scale-set-controller, for the runners
+    /// A folder with GitHub's charts gha-runner-scale-set and gha-runner-scale-set-controller, for
+    /// the runners
     #[arg(long, value_name = "DIR")]
     charts: Option<PathBuf>,
 }
@@ -156,7 +159,8 @@ fn rights_of(
     Ok(rights)
 }
 
-/// Pod Security admission takes every pod of the manifests where it is to run, and no other pod among the jobs.
+/// Pod Security admission takes every pod of the manifests where it is to run, and no other pod
+/// among the jobs.
 fn pods_fit_their_namespaces(admin: &Kubectl) -> anyhow::Result<()> {
     let overlay: Overlay = "production".parse()?;
     let manifests = Manifests::of_overlay_with_jobs(&overlay, &["node", "fleet"])?;

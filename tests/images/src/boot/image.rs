@@ -14,7 +14,8 @@ use xtask::workspace;
 const SUITE: &str = "bookworm";
 /// What the provisioners call, what a machine boots with, and a network that comes up.
 const PACKAGES: &str = "dbus,jq,linux-image-cloud-amd64,systemd-sysv,udev";
-/// cloud-init's units, whose order with ours is what matters; the rest of it is Python and slow under emulation.
+/// cloud-init's units, whose order with ours is what matters; the rest of it is Python and slow
+/// under emulation.
 const CLOUD_INIT_UNITS: &str = "cd /tmp && apt-get download cloud-init && dpkg --extract cloud-init_*.deb cloud-init && \
     cp --recursive cloud-init/lib/systemd/. /usr/lib/systemd/ && rm -r cloud-init cloud-init_*.deb";
 
@@ -106,7 +107,8 @@ impl Image {
     }
 }
 
-/// Root of a mount namespace, with the user's subordinate ids where the user is somebody else: files must have owners.
+/// Root of a mount namespace, with the user's subordinate ids where the user is somebody else:
+/// files must have owners.
 fn as_root() -> anyhow::Result<Command> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child"]);

@@ -11,7 +11,8 @@ use super::image::Image;
 use xtask::workspace;
 
 const QEMU: &str = "qemu-system-x86_64";
-/// The longest boot waits for systemd's own time limit; on two busy cores the shortest takes minutes.
+/// The longest boot waits for systemd's own time limit; on two busy cores the shortest takes
+/// minutes.
 const DEADLINE: Duration = Duration::from_mins(30);
 
 /// What this boot has and does; the kernel's command line tells the machine.
@@ -19,7 +20,8 @@ const DEADLINE: Duration = Duration::from_mins(30);
 pub(super) struct Boot<'a> {
     /// A node and its faults: `g6.xlarge+xid-79`.
     pub(super) gpus: &'a str,
-    /// What is done once it is decided what starts; see `tests/images/boot/root/usr/libexec/boot-test/after-boot`.
+    /// What is done once it is decided what starts; see
+    /// `tests/images/boot/root/usr/libexec/boot-test/after-boot`.
     pub(super) steps: &'a str,
     pub(super) parameters: &'a str,
 }
@@ -54,7 +56,8 @@ fn run(image: &Image, disk: &Path, boot: &Boot<'_>, out: &Path) -> anyhow::Resul
          after_boot={steps} {parameters}"
     );
     let mut machine = Command::new(QEMU)
-        // Software emulation, also where the machine could do better: a virtual machine may not nest.
+        // Software emulation, also where the machine could do better: a virtual machine may not
+        // nest.
         .args([
             "-machine",
             "q35,accel=tcg",

@@ -1,5 +1,5 @@
-//! A job on a runner that wants past its gate. Everything that it could try runs as the runner's user, on the files that the
-//! provisioners left, with the real sudo and packet filter.
+//! A job on a runner that wants past its gate. Everything that it could try runs as the runner's
+//! user, on the files that the provisioners left, with the real sudo and packet filter.
 
 use anyhow::{Context as _, ensure};
 
@@ -69,7 +69,8 @@ fn may_read_the_kernel_log(instance: &Instance) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the runner writes beside its programs: registration, logs, the copy of its helper (`run.sh`), and the job's folder.
+/// What the runner writes beside its programs: registration, logs, the copy of its helper
+/// (`run.sh`), and the job's folder.
 fn the_runner_works(instance: &Instance) -> anyhow::Result<()> {
     let script = "cd /opt/actions-runner && echo x >.runner && echo y >.runner && echo x >.credentials && \
         cp -f run.sh run-helper.sh && cp -f run.sh run-helper.sh && touch _diag/log && mkdir _work/repository";
@@ -106,7 +107,8 @@ fn sudo_is_for_the_hooks(instance: &Instance) -> anyhow::Result<()> {
             output.status
         );
     }
-    // What the job says of itself is passed on; where its summary lies, and what changes a verdict, is not.
+    // What the job says of itself is passed on; where its summary lies, and what changes a verdict,
+    // is not.
     let output = instance.bash(
         User::Runner,
         &[

@@ -1,6 +1,6 @@
-//! `fault-matrix`: runs the validator on every healthy node and on every fault, and holds each verdict against what the
-//! fault's file says: exactly those checks are not green, with those verdicts, on those GPUs. `cargo xtask fault-matrix`
-//! runs it with the release binary.
+//! `fault-matrix`: runs the validator on every healthy node and on every fault, and holds each
+//! verdict against what the fault's file says: exactly those checks are not green, with those
+//! verdicts, on those GPUs. `cargo xtask fault-matrix` runs it with the release binary.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 #![allow(clippy::print_stderr, reason = "errors of a command line")]
@@ -171,7 +171,8 @@ fn run_all(catalogue: &Catalogue, arguments: &Arguments, cases: &[Case]) -> Vec<
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(index) else { return };
                     let folder = arguments.out.join(format!("node-{index}"));
-                    // A case that cannot be run is one that is not as expected; the others run all the same.
+                    // A case that cannot be run is one that is not as expected; the others run all
+                    // the same.
                     let result =
                         run_case(catalogue, arguments, case, &folder).unwrap_or_else(|error| {
                             Shown {
@@ -213,7 +214,8 @@ fn run_case(
         faults: &faults,
         overrides: &[],
     })?;
-    // A fault that comes later is looked at once it is there; faults in the middle of a load are counted in launches.
+    // A fault that comes later is looked at once it is there; faults in the middle of a load are
+    // counted in launches.
     if let Some(delay) = case
         .fault
         .as_ref()
@@ -254,7 +256,8 @@ fn parse_delay(text: &str) -> Result<Duration> {
 fn run_validator(arguments: &Arguments, case: &Case, node: &PreparedNode) -> Result<Value> {
     let json = node.folder.join("report.json");
     let mut command = Command::new(&arguments.validator);
-    // No simulated driver is slow, so that one which does not answer need not be waited for as long as a real one.
+    // No simulated driver is slow, so that one which does not answer need not be waited for as long
+    // as a real one.
     command
         .args([
             "run",

@@ -1,4 +1,5 @@
-//! `gpu-simulator`: lists simulated GPU nodes and faults, runs programs on a node, and changes a node that runs.
+//! `gpu-simulator`: lists simulated GPU nodes and faults, runs programs on a node, and changes a
+//! node that runs.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 #![allow(clippy::print_stderr, reason = "errors of a command line")]
@@ -14,7 +15,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Simulated GPU nodes: NVIDIA's NVML, CUDA driver and cuBLASLt, driven by a scenario, for any program and with no GPU.
+/// Simulated GPU nodes: NVIDIA's NVML, CUDA driver and cuBLASLt, driven by a scenario, for any
+/// program and with no GPU.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct CommandLine {
@@ -29,7 +31,8 @@ struct CommandLine {
 enum Task {
     /// List the nodes and faults that there are, and the nodes that run.
     List,
-    /// Run a program on a node. It takes this process's place: its signals and its exit code are the program's.
+    /// Run a program on a node. It takes this process's place: its signals and its exit code are
+    /// the program's.
     Run(Run),
     /// Change a node while programs run on it. Times of faults count from now.
     Set {
@@ -80,14 +83,15 @@ struct Run {
     /// What `set` and `remove` call it [default: the node's name].
     #[arg(long)]
     name: Option<String>,
-    /// Keep the node when the program has ended, with its processes' state and the time since its start.
+    /// Keep the node when the program has ended, with its processes' state and the time since its
+    /// start.
     #[arg(long)]
     keep: bool,
     /// `libsimulator.so` [default: the one that came with this program].
     #[arg(long)]
     library: Option<PathBuf>,
-    /// The program and its arguments. `gpu-validator` judges the simulated host, too (`--sysroot` is added); others find its
-    /// files below `GPU_SIMULATOR_SYSROOT`.
+    /// The program and its arguments. `gpu-validator` judges the simulated host, too (`--sysroot`
+    /// is added); others find its files below `GPU_SIMULATOR_SYSROOT`.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
@@ -263,7 +267,8 @@ fn new_node(catalogue: &Catalogue, instances: &Instances, arguments: &Run) -> Re
 /// Subcommands of `gpu-validator` that read the host.
 const READS_HOST: [&str; 3] = ["run", "collect", "burn"];
 
-/// The arguments, with the simulated host for the validator's own commands: they would read this machine's.
+/// The arguments, with the simulated host for the validator's own commands: they would read this
+/// machine's.
 fn with_sysroot(program: &OsStr, arguments: &[OsString], sysroot: &Path) -> Vec<OsString> {
     let mut arguments = arguments.to_vec();
     let is_validator = Path::new(program).file_name() == Some(OsStr::new("gpu-validator"));

@@ -1,7 +1,8 @@
-//! `nvml-transcript`: asks NVML for everything that can be read without changing a setting, and prints it as JSON, one
-//! entry a call; or compares two such transcripts.
+//! `nvml-transcript`: asks NVML for everything that can be read without changing a setting, and
+//! prints it as JSON, one entry a call; or compares two such transcripts.
 //!
-//! The same program runs on a real GPU and on the simulated one, which shows where the simulation differs:
+//! The same program runs on a real GPU and on the simulated one, which shows where the simulation
+//! differs:
 //!
 //! ```text
 //! nvml-transcript > real.json
@@ -630,7 +631,8 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
     };
     for field in 1..FIELDS {
         for scope in [0, 2, u32::MAX] {
-            // The memory's scope is known to power fields alone, and all links at once to link fields alone.
+            // The memory's scope is known to power fields alone, and all links at once to link
+            // fields alone.
             let power = (field_id::NVML_FI_DEV_POWER_AVERAGE
                 ..=field_id::NVML_FI_DEV_POWER_REQUESTED_LIMIT)
                 .contains(&field);
@@ -643,9 +645,11 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
             let [value, behind] = &mut values;
             value.fieldId = field;
             value.scopeId = scope;
-            // Drivers answer the entry behind the last one, too, unless it has failed already (580.159).
+            // Drivers answer the entry behind the last one, too, unless it has failed already
+            // (580.159).
             behind.nvmlReturn = sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN;
-            // SAFETY: fills one field value, and may look at the one behind it; both live through the call.
+            // SAFETY: fills one field value, and may look at the one behind it; both live through
+            // the call.
             let code = unsafe { function(handle, 1, values.as_mut_ptr()) };
             let shown = if code != 0 {
                 json!({ "error": code })

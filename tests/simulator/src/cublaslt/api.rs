@@ -381,7 +381,8 @@ impl Multiplication {
             .get(&description)
             .ok_or(INVALID_VALUE)?;
         let value = |attribute: u32| attributes.get(&attribute).map_or(0, |bytes| number(bytes));
-        // Pointer modes other than "host", epilogues (1 is the default) and biases are not needed by a burn.
+        // Pointer modes other than "host", epilogues (1 is the default) and biases are not needed
+        // by a burn.
         if value(2) != 0 || value(7) > 1 {
             return Err(NOT_SUPPORTED);
         }

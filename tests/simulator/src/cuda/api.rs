@@ -1,4 +1,5 @@
-//! The exported functions. Names, parameters and results are NVIDIA's; what is not here is in `unsupported.rs`.
+//! The exported functions. Names, parameters and results are NVIDIA's; what is not here is in
+//! `unsupported.rs`.
 
 use super::driver::{
     Driver, Outcome, current_handle, forget_current, guarded, init, lock, pop_current,
@@ -134,7 +135,8 @@ fn uuid_bytes(gpu: &Gpu) -> [u8; 16] {
     bytes
 }
 
-/// `CUdevice_attribute` values that programs ask for; the rest are 0, as for a feature that is absent.
+/// `CUdevice_attribute` values that programs ask for; the rest are 0, as for a feature that is
+/// absent.
 fn attribute(gpu: &Gpu, number: u32) -> i64 {
     let [domain, bus, device, _] = gpu.pci_parts().unwrap_or_default();
     match number {
@@ -717,7 +719,8 @@ fn peer_accesses() -> &'static Mutex<HashSet<(usize, usize)>> {
     ENABLED.get_or_init(Mutex::default)
 }
 
-/// Null and the two special handles of the legacy and per-thread default streams stand for the context's own.
+/// Null and the two special handles of the legacy and per-thread default streams stand for the
+/// context's own.
 pub(super) fn stream_of(driver: &Driver, handle: Handle) -> Outcome<Arc<Stream>> {
     let context = driver.current()?;
     if handle <= 2 {
@@ -767,7 +770,8 @@ fn copy(driver: &Driver, stream: Handle, to: u64, from: u64, bytes: usize) -> Ou
         bytes: bytes as u64,
     };
     let memory_faults = memory_faults::begin(&scenario.gpus[stream.gpu], stream.gpu, operation);
-    // SAFETY: device ends were checked above, host ends are as the caller promises; ranges may overlap.
+    // SAFETY: device ends were checked above, host ends are as the caller promises; ranges may
+    // overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     memory_faults.end();
     // 50 GB/s, the order of PCIe 5.0 x16.
@@ -893,7 +897,8 @@ fn launch(
     Ok(())
 }
 
-/// Runs a kernel of a library beside this one: counted, timed and spoiled like one of a module. Errors are the library's.
+/// Runs a kernel of a library beside this one: counted, timed and spoiled like one of a module.
+/// Errors are the library's.
 pub(crate) fn run_library_kernel(
     name: &str,
     stream: Handle,
@@ -927,8 +932,8 @@ pub(crate) fn run_library_kernel(
     Ok(())
 }
 
-/// GPU time on this GPU of what takes an H200 at its power limit so long: by multiprocessors and clock under load, and by how
-/// much the GPU is slower than its model.
+/// GPU time on this GPU of what takes an H200 at its power limit so long: by multiprocessors and
+/// clock under load, and by how much the GPU is slower than its model.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -7,7 +7,8 @@ use crate::wrong_results::{WrongArea, WrongResult, append};
 
 /// The side of a tile, in elements, where a kernel does not say.
 const TILE: u64 = 128;
-/// Elements of one column that are so many rows apart are always in one strip of a verification's checksum.
+/// Elements of one column that are so many rows apart are always in one strip of a verification's
+/// checksum.
 const ROWS_APART: u64 = 8;
 
 /// What happens to an element.
@@ -41,7 +42,8 @@ pub(super) struct Strike {
     pub(super) is_stale: bool,
 }
 
-/// Notes who multiplies, and decides whether the launch of `kernel` that is about to begin shall be wrong.
+/// Notes who multiplies, and decides whether the launch of `kernel` that is about to begin shall be
+/// wrong.
 pub(super) fn strike(
     node: &Node,
     gpu_index: usize,
@@ -74,8 +76,9 @@ pub(super) fn strike(
     })
 }
 
-/// The multiprocessor that the first block of a launch runs on. Small grids would leave most of them without work; where a
-/// fault is about one, that one computes the first or the second block in turn.
+/// The multiprocessor that the first block of a launch runs on. Small grids would leave most of
+/// them without work; where a fault is about one, that one computes the first or the second block
+/// in turn.
 pub(super) fn first_sm(gpu: &Gpu, launches: u64) -> u64 {
     let of_one = gpu.wrong_results.as_ref().and_then(|fault| fault.sm);
     let count = u64::from(gpu.sm_count.max(1));
@@ -112,7 +115,8 @@ pub(super) fn spoil(
         if result.areas.is_empty() {
             continue;
         }
-        // A node whose folder cannot be written to has no record; its results are wrong all the same.
+        // A node whose folder cannot be written to has no record; its results are wrong all the
+        // same.
         let _ = append(node.folder(), &result);
     }
 }
@@ -270,7 +274,8 @@ fn area_of_tile(output: &Output, tiles: &Tiles, tile: u64, sm_count: u32) -> Are
     }
 }
 
-/// The multiprocessor that computed this element, where that is known; tiles without a list are dealt in turn.
+/// The multiprocessor that computed this element, where that is known; tiles without a list are
+/// dealt in turn.
 fn sm_of(output: &Output, row: u64, column: u64, sm_count: u32) -> Option<u32> {
     let Blocks::Tiles(tiles) = &output.blocks else {
         return None;
@@ -289,7 +294,8 @@ fn areas_of_sm(output: &Output, sm: u32, sm_count: u32, first_sm: u64) -> Vec<Ar
     // The first block that it runs, where they are dealt in turn from `first_sm` on.
     let first = (u64::from(sm) + count - first_sm % count) % count;
     match &output.blocks {
-        // Where the kernel does not say who computes which tile, the first block computes the first one.
+        // Where the kernel does not say who computes which tile, the first block computes the first
+        // one.
         Blocks::Tiles(tiles) if tiles.sm.is_empty() => {
             let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
             (first..rows_of_tiles * row_length.div_ceil(tiles.columns))
@@ -375,7 +381,8 @@ fn change_element(output: &Output, element: u64, change: Change) {
             }
         }
         Change::Infinity => {
-            // FP64, FP32, and BF16 where elements are so short; integers get a value that is as wrong.
+            // FP64, FP32, and BF16 where elements are so short; integers get a value that is as
+            // wrong.
             let infinity: u64 = match size {
                 8 => f64::INFINITY.to_bits(),
                 4 => f32::INFINITY.to_bits().into(),

@@ -25,8 +25,8 @@ pub(super) struct Driver {
     pub(super) node: &'static Node,
     /// GPUs by CUDA ordinal, as indexes into the scenario's list.
     pub(super) devices: Vec<usize>,
-    /// The MIG instance that stands for a GPU in this process, by its position in the GPU's list. CUDA gives a process one
-    /// MIG device at most.
+    /// The MIG instance that stands for a GPU in this process, by its position in the GPU's list.
+    /// CUDA gives a process one MIG device at most.
     mig: Option<(usize, usize)>,
     primary_contexts: Mutex<HashMap<usize, PrimaryContext>>,
     /// Every context that was not destroyed, by handle.
@@ -38,13 +38,14 @@ struct PrimaryContext {
     /// The same for the process's life, as on a real driver.
     handle: usize,
     flags: u32,
-    /// Retains that no release has taken back. The last release resets the context; a reset leaves the retains as they are.
+    /// Retains that no release has taken back. The last release resets the context; a reset leaves
+    /// the retains as they are.
     retained: u32,
 }
 
 thread_local! {
-    /// Handles of contexts, the current one last. Never dropped: a program may call the driver from `atexit`, when
-    /// thread-local values with a destructor are gone.
+    /// Handles of contexts, the current one last. Never dropped: a program may call the driver from
+    /// `atexit`, when thread-local values with a destructor are gone.
     static CURRENT: RefCell<ManuallyDrop<Vec<usize>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
@@ -53,7 +54,8 @@ pub(super) fn call(name: &str, body: impl FnOnce(&'static Driver) -> Outcome) ->
     guarded(name, || body(DRIVER.get().ok_or(NOT_INITIALIZED)?))
 }
 
-/// Runs an API function that works before `cuInit`, too. A bug of the simulator must end as an error, not unwind into C.
+/// Runs an API function that works before `cuInit`, too. A bug of the simulator must end as an
+/// error, not unwind into C.
 pub(super) fn guarded(name: &str, body: impl FnOnce() -> Outcome) -> CuResult {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let node = Node::of_this_process().map_err(|_| UNKNOWN)?;
@@ -137,8 +139,8 @@ fn open_uvm(node: &Node) {
     }
 }
 
-/// Whether this process may open the GPU's device node. A GPU whose node it may not open is left out; one whose node is
-/// missing is not, since `nvidia-modprobe` would make it.
+/// Whether this process may open the GPU's device node. A GPU whose node it may not open is left
+/// out; one whose node is missing is not, since `nvidia-modprobe` would make it.
 fn may_open(node: &Node, gpu: &Gpu) -> bool {
     if !gpu.device_node_allowed {
         return false;
@@ -150,8 +152,9 @@ fn may_open(node: &Node, gpu: &Gpu) -> bool {
     }
 }
 
-/// The one MIG device of the process, if it has one: that whose UUID (or the start of it) is the first entry of
-/// `CUDA_VISIBLE_DEVICES`, or where that is not set, the first one of all. While there is one, CUDA offers no whole GPU.
+/// The one MIG device of the process, if it has one: that whose UUID (or the start of it) is the
+/// first entry of `CUDA_VISIBLE_DEVICES`, or where that is not set, the first one of all. While
+/// there is one, CUDA offers no whole GPU.
 // Source: NVIDIA Multi-Instance GPU User Guide, "CUDA visible devices".
 fn mig_instance(visible: Option<&str>, seen: &[usize], gpus: &[Gpu]) -> Option<(usize, usize)> {
     let wanted = match visible {
@@ -172,8 +175,9 @@ fn mig_instance(visible: Option<&str>, seen: &[usize], gpus: &[Gpu]) -> Option<(
         .map(|(gpu, position, _)| (gpu, position))
 }
 
-/// `CUDA_VISIBLE_DEVICES` as the real driver reads it: `captures/cuda-visible-devices.json`. The list ends at the first entry
-/// that names nothing, and one that names a GPU for the second time is an error of `cuInit`.
+/// `CUDA_VISIBLE_DEVICES` as the real driver reads it: `captures/cuda-visible-devices.json`. The
+/// list ends at the first entry that names nothing, and one that names a GPU for the second time is
+/// an error of `cuInit`.
 fn visible_devices(list: &str, uuids: &[&str]) -> Result<Vec<usize>, CuResult> {
     let by_uuid = list.starts_with("GPU-");
     let mut devices = Vec::new();
@@ -195,7 +199,8 @@ fn visible_devices(list: &str, uuids: &[&str]) -> Result<Vec<usize>, CuResult> {
     Ok(devices)
 }
 
-/// The only GPU whose UUID begins like the entry, digit by digit; behind the last digit of a UUID anything may stand.
+/// The only GPU whose UUID begins like the entry, digit by digit; behind the last digit of a UUID
+/// anything may stand.
 fn device_of_uuid(entry: &str, uuids: &[&str]) -> Option<usize> {
     let wanted = entry.strip_prefix("GPU-")?.replace('-', "");
     if wanted.is_empty() {
@@ -282,7 +287,8 @@ impl Driver {
         let Some(position) = self.instance_of(gpu) else {
             return self.node.memory_capacity(gpu);
         };
-        // An instance's memory is its own: what processes of the other instances hold leaves it alone.
+        // An instance's memory is its own: what processes of the other instances hold leaves it
+        // alone.
         let own = u32::try_from(position).ok();
         let processes = self.node.state().gpu(gpu).processes();
         let of_others: u64 = processes
@@ -414,7 +420,8 @@ impl Driver {
         Ok(context)
     }
 
-    /// The error that the scenario wants from this kind of call on the GPU, if it does. A call that shall hang does not return.
+    /// The error that the scenario wants from this kind of call on the GPU, if it does. A call that
+    /// shall hang does not return.
     pub(super) fn injected_error(&self, gpu: usize, call: CudaCall) -> Outcome {
         if self.with_gpu(gpu, |values| values.cuda_hang == Some(call)) {
             hang();
@@ -456,12 +463,14 @@ pub(super) fn pop_current() -> Option<usize> {
     CURRENT.with_borrow_mut(|stack| stack.pop())
 }
 
-/// A context that its owner destroys is no longer current to the calling thread; a primary context that is reset still is.
+/// A context that its owner destroys is no longer current to the calling thread; a primary context
+/// that is reset still is.
 pub(super) fn forget_current(context: usize) {
     CURRENT.with_borrow_mut(|stack| stack.retain(|it| *it != context));
 }
 
-/// A poisoned lock only says that a call of the program under test panicked inside; the data is kept valid at each step.
+/// A poisoned lock only says that a call of the program under test panicked inside; the data is
+/// kept valid at each step.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

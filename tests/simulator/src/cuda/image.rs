@@ -11,7 +11,8 @@ pub(super) struct Image {
 }
 
 /// PTX ISA versions by the CUDA version that brought them, newest last.
-/// Source: PTX ISA release notes, "PTX ISA Version History", <https://docs.nvidia.com/cuda/parallel-thread-execution/>.
+/// Source: PTX ISA release notes, "PTX ISA Version History",
+/// <https://docs.nvidia.com/cuda/parallel-thread-execution/>.
 const PTX_OF_CUDA: [((u32, u32), (u32, u32)); 22] = [
     ((10, 1), (6, 4)),
     ((10, 2), (6, 5)),
@@ -143,7 +144,8 @@ fn elf_length(header: &[u8]) -> Option<usize> {
 }
 
 fn read_cubin(bytes: &[u8], capability: [u32; 2]) -> Outcome<Image> {
-    // The low byte of e_flags is the capability up to CUDA 12; CUDA 13's own layout holds it one byte higher.
+    // The low byte of e_flags is the capability up to CUDA 12; CUDA 13's own layout holds it one
+    // byte higher.
     let flags = half(bytes, 0x30).ok_or(INVALID_IMAGE)?;
     let built_for = match flags & 0xff {
         0..=9 => flags >> 8 & 0xff,

@@ -1,5 +1,5 @@
-//! Functions that programs on CUDA 12 and 13 take beside those of `api.rs`: libraries, which are modules of no context, memory
-//! pools, and what is asked of contexts, streams and functions.
+//! Functions that programs on CUDA 12 and 13 take beside those of `api.rs`: libraries, which are
+//! modules of no context, memory pools, and what is asked of contexts, streams and functions.
 
 use super::api::{functions, list, load_image, put, stream_of};
 use super::driver::{Driver, Outcome, lock, push_current};
@@ -35,7 +35,8 @@ pub struct ContextParameters {
     graphics: *const c_void,
 }
 
-/// A pool of `cuMemPoolCreate`, or a device's default one. Freed memory goes back at once, so a pool holds what is in use.
+/// A pool of `cuMemPoolCreate`, or a device's default one. Freed memory goes back at once, so a
+/// pool holds what is in use.
 #[derive(Debug)]
 struct Pool {
     gpu: usize,
@@ -76,7 +77,8 @@ impl Pools {
 }
 
 /// Limits of `cuCtxGetLimit` with what a new context has.
-// Source: `CUlimit` of cuda.h, CUDA 13; the values are those of CUDA's documentation of `cuCtxSetLimit`.
+// Source: `CUlimit` of cuda.h, CUDA 13; the values are those of CUDA's documentation of
+// `cuCtxSetLimit`.
 const LIMITS: [(c_uint, usize); 7] = [
     (0, 1024),    // stack of a thread
     (1, 1 << 20), // printf's buffer

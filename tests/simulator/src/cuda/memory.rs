@@ -1,4 +1,5 @@
-//! Device memory: anonymous memory of this process that is mapped lazily, so that unwritten bytes cost nothing.
+//! Device memory: anonymous memory of this process that is mapped lazily, so that unwritten bytes
+//! cost nothing.
 
 use super::driver::{Driver, Outcome, lock};
 use super::result::{INVALID_VALUE, OUT_OF_MEMORY};

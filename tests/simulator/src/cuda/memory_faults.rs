@@ -52,7 +52,8 @@ pub(super) fn begin(values: &Gpu, gpu: usize, operation: Operation) -> Pending {
 impl Pending {
     pub(super) fn end(self) {
         for (address, bytes) in self.restore {
-            // SAFETY: read from there when the operation began; a program that freed it meanwhile breaks CUDA's own contract.
+            // SAFETY: read from there when the operation began; a program that freed it meanwhile
+            // breaks CUDA's own contract.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len());
             }
@@ -182,7 +183,8 @@ fn alias(fault: &MemoryFault, gpu: usize) {
         return;
     }
     for range in [&first, &second] {
-        // SAFETY: replaces whole pages of an anonymous mapping that `memory` made and unmaps with the rest.
+        // SAFETY: replaces whole pages of an anonymous mapping that `memory` made and unmaps with
+        // the rest.
         unsafe {
             libc::mmap(
                 range.start as *mut libc::c_void,

@@ -1,8 +1,9 @@
 //! `libcuda.so.1`: the CUDA driver API on a simulated node.
 //!
-//! Device memory is memory of this process, mapped lazily, so that cards of 80 GB fit where nothing is written. Kernels are
-//! executed by name on the CPU, at launch, with the same bits as on a GPU; streams have a clock of their own that
-//! launches move by the time that the GPU model would take, and events read that clock.
+//! Device memory is memory of this process, mapped lazily, so that cards of 80 GB fit where nothing
+//! is written. Kernels are executed by name on the CPU, at launch, with the same bits as on a GPU;
+//! streams have a clock of their own that launches move by the time that the GPU model would take,
+//! and events read that clock.
 
 #![allow(unsafe_code, reason = "the CUDA driver's C interface")]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
@@ -59,7 +60,8 @@ pub(crate) fn function(name: &str) -> Option<*mut c_void> {
 /// Device memory that the allocation holds completely, for the libraries beside this one.
 pub(crate) fn device_bytes(address: u64, length: u64) -> Option<&'static mut [u8]> {
     let size = usize::try_from(length).ok()?;
-    // SAFETY: the allocation holds all of it; a program that frees it during a product breaks CUDA's own contract.
+    // SAFETY: the allocation holds all of it; a program that frees it during a product breaks
+    // CUDA's own contract.
     memory::holds(address, length)
         .then(|| unsafe { std::slice::from_raw_parts_mut(address as *mut u8, size) })
 }

@@ -47,7 +47,8 @@ impl Context {
     }
 }
 
-/// A stream: work in it has ended when the launching call returns, so all it keeps is the GPU time that has passed in it.
+/// A stream: work in it has ended when the launching call returns, so all it keeps is the GPU time
+/// that has passed in it.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) gpu: usize,
@@ -110,7 +111,8 @@ pub(super) struct Function {
     pub(super) attributes: Mutex<HashMap<u32, i32>>,
 }
 
-/// Objects of one kind by handle. Handles are numbers that are never given twice, so that a stale one is found out.
+/// Objects of one kind by handle. Handles are numbers that are never given twice, so that a stale
+/// one is found out.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     objects: LazyLock<Mutex<HashMap<usize, Arc<T>>>>,

@@ -1,10 +1,12 @@
-//! `cuGetProcAddress`: from a name without version suffix to the newest function that the caller's CUDA version knows.
+//! `cuGetProcAddress`: from a name without version suffix to the newest function that the caller's
+//! CUDA version knows.
 
 use std::ffi::{CStr, c_int, c_void};
 
 /// The CUDA versions from which callers mean `_v2`, `_v3` and `_v4` of a function.
-/// Source: `cudaTypedefs.h` of CUDA 13.5, `PFN_cuCtxCreate_v12050` and the like. `_v2` that came with CUDA 3.2 to 4.1, before
-/// there was a `cuGetProcAddress`, are those of every caller and not listed.
+/// Source: `cudaTypedefs.h` of CUDA 13.5, `PFN_cuCtxCreate_v12050` and the like. `_v2` that came
+/// with CUDA 3.2 to 4.1, before there was a `cuGetProcAddress`, are those of every caller and not
+/// listed.
 const VERSIONS: [(&str, &[c_int]); 37] = [
     ("cuCtxCreate", &[3_020, 11_040, 12_050]),
     ("cuCtxGetDevice", &[13_000]),
@@ -51,7 +53,8 @@ const LIKE: [(&str, &str); 2] = [
     ("cuStreamWriteValue64", "cuStreamWriteValue32"),
 ];
 
-/// The function that a caller of this CUDA version means, unless it is one of those that the scenario takes from the library.
+/// The function that a caller of this CUDA version means, unless it is one of those that the
+/// scenario takes from the library.
 pub(super) fn find(name: &CStr, version: c_int, missing: &[String]) -> Option<*mut c_void> {
     let is_there = |symbol: &String| !missing.contains(symbol);
     candidates(name.to_str().ok()?, version)

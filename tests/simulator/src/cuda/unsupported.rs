@@ -1,8 +1,8 @@
 //! Driver API functions that are exported, so that no program misses a symbol, but only answer
 //! `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! The list is every function of `cuda.h` up to CUDA 13.0, as the cudarc crate's bindings name them, less what `api.rs`
-//! and `library.rs` implement.
+//! The list is every function of `cuda.h` up to CUDA 13.0, as the cudarc crate's bindings name
+//! them, less what `api.rs` and `library.rs` implement.
 
 use super::driver::guarded;
 use super::result::{CuResult, NOT_SUPPORTED};

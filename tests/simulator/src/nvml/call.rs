@@ -1,5 +1,5 @@
-//! What every NVML function shares: the check that NVML is initialised, faults by function name, handles, and writing
-//! through the caller's pointers.
+//! What every NVML function shares: the check that NVML is initialised, faults by function name,
+//! handles, and writing through the caller's pointers.
 
 #![allow(
     unsafe_code,
@@ -75,7 +75,8 @@ pub(super) struct Device<'call> {
     pub(super) mig: Option<(u32, &'call MigInstance)>,
 }
 
-/// Answers a call: fails unless NVML is initialised, and does what the scenario says of this function.
+/// Answers a call: fails unless NVML is initialised, and does what the scenario says of this
+/// function.
 pub(super) fn answer(function: &'static str, body: impl FnOnce(&Call) -> Answer) -> u32 {
     if INITIALIZED.load(Ordering::Acquire) == 0 {
         return UNINITIALIZED.0;
@@ -191,7 +192,8 @@ impl Call {
             .collect()
     }
 
-    /// The device that a handle names, whatever kind it is; a GPU that fell off the bus is lost to every call.
+    /// The device that a handle names, whatever kind it is; a GPU that fell off the bus is lost to
+    /// every call.
     pub(super) fn device(&self, handle: Handle) -> Result<Device<'_>, Failure> {
         let (kind, index, instance) = handle.decode().ok_or(INVALID_ARGUMENT)?;
         let gpu = self
@@ -413,7 +415,8 @@ mod tests {
 
     #[test]
     fn version_words_are_nvidias() {
-        // As in nvml.h: nvmlMemory_v2 is 0x02000028, nvmlGpuFabricInfo_v3 0x3000028, nvmlPlatformInfo_v2 0x200002c.
+        // As in nvml.h: nvmlMemory_v2 is 0x02000028, nvmlGpuFabricInfo_v3 0x3000028,
+        // nvmlPlatformInfo_v2 0x200002c.
         assert_eq!(version_of::<sys::nvmlMemory_v2_t>(2), 0x0200_0028);
         assert_eq!(version_of::<sys::nvmlGpuFabricInfo_v3_t>(3), 0x0300_0028);
         assert_eq!(version_of::<sys::nvmlPlatformInfo_v2_t>(2), 0x0200_002c);

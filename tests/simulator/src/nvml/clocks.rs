@@ -105,7 +105,8 @@ pub(super) fn throttled_ns(
     nanoseconds
 }
 
-/// Nanoseconds below the applications and base clocks, by whichever of NVML's limiters held longest; idling is one.
+/// Nanoseconds below the applications and base clocks, by whichever of NVML's limiters held
+/// longest; idling is one.
 pub(super) fn held_below_clocks_ns(call: &Call, device: super::call::Device<'_>) -> u64 {
     [
         ThrottleReason::GpuIdle,

@@ -41,7 +41,8 @@ fn handle_by_uuid(call: &super::call::Call, uuid: &str, out: Out<Handle>) -> Ans
     Err(NOT_FOUND)
 }
 
-/// Accepts every spelling of an address: domains of four or eight digits, upper or lower case, no domain.
+/// Accepts every spelling of an address: domains of four or eight digits, upper or lower case, no
+/// domain.
 fn handle_by_pci_bus_id(call: &super::call::Call, address: &str, out: Out<Handle>) -> Answer {
     let full = if address.matches(':').count() == 1 {
         format!("0:{address}")
@@ -306,7 +307,8 @@ nvml! {
 
     fn nvmlDeviceGetC2cModeInfoV(device: Handle, out: Out<sys::nvmlC2cModeInfo_v1_t>) |call| {
         call.gpu(device)?;
-        // This struct has no version field. No simulated node joins its GPUs to the CPU by a chip-to-chip link.
+        // This struct has no version field. No simulated node joins its GPUs to the CPU by a
+        // chip-to-chip link.
         out.set(sys::nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 })
     }
 

@@ -1,4 +1,5 @@
-//! Memory errors and what the board did about them: ECC counters, remapped rows, retired pages, repairs.
+//! Memory errors and what the board did about them: ECC counters, remapped rows, retired pages,
+//! repairs.
 
 use super::call::{
     Call, Failure, Handle, INVALID_ARGUMENT, NOT_SUPPORTED, Out, enabled, nvml, set_list,
@@ -13,7 +14,8 @@ const UNCORRECTED: c_uint = sys::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE
 const VOLATILE: c_uint = sys::nvmlEccCounterType_enum_NVML_VOLATILE_ECC;
 const AGGREGATE: c_uint = sys::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC;
 
-/// The counters since the driver's start or of the board's life; boards without ECC, or with ECC off, have none.
+/// The counters since the driver's start or of the board's life; boards without ECC, or with ECC
+/// off, have none.
 fn counts(gpu: &Gpu, counter: c_uint) -> Result<EccCounts, Failure> {
     if gpu.ecc.mode != Some(true) {
         return Err(NOT_SUPPORTED);
@@ -34,8 +36,8 @@ fn by_place(counts: &EccCounts, kind: c_uint) -> Result<[u64; 2], Failure> {
     }
 }
 
-/// A counter by place. Boards that count SRAM as a whole know the places SRAM and DRAM; older ones know each kind of
-/// SRAM, where the simulator books every SRAM error on the L2 cache.
+/// A counter by place. Boards that count SRAM as a whole know the places SRAM and DRAM; older ones
+/// know each kind of SRAM, where the simulator books every SRAM error on the L2 cache.
 pub(super) fn counter(
     gpu: &Gpu,
     kind: c_uint,

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Events that can be registered for, as on a real H200; only Xids and double-bit ECC errors ever come.
+/// Events that can be registered for, as on a real H200; only Xids and double-bit ECC errors ever
+/// come.
 const SUPPORTED: u64 = sys::nvmlEventTypeAll as u64;
 /// Changes in time take effect when somebody looks, so a waiter looks this often.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

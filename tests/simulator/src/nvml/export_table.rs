@@ -1,8 +1,10 @@
-//! `nvmlInternalGetExportTable`: the table of unnamed functions that `nvidia-smi` takes much of what it shows from.
+//! `nvmlInternalGetExportTable`: the table of unnamed functions that `nvidia-smi` takes much of
+//! what it shows from.
 //!
-//! The table is not documented. Its identifier and slots are facts that NVIDIA's own mock of NVML found out with `nvidia-smi`
-//! 580.65.06 (<https://github.com/NVIDIA/k8s-test-infra>, `pkg/gpu/mocknvml/bridge/internal.go`, 2026-11); those of 535.261.03 were
-//! found in the same way, by which slot is called between which named functions.
+//! The table is not documented. Its identifier and slots are facts that NVIDIA's own mock of NVML
+//! found out with `nvidia-smi` 580.65.06 (<https://github.com/NVIDIA/k8s-test-infra>,
+//! `pkg/gpu/mocknvml/bridge/internal.go`, 2026-11); those of 535.261.03 were found in the same way,
+//! by which slot is called between which named functions.
 
 use super::call::{
     self, Answer, Call, Handle, HandleKind, INVALID_ARGUMENT, NOT_SUPPORTED, Out, TextIn, TextOut,
@@ -16,7 +18,8 @@ use crate::gpu::Architecture;
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::{c_char, c_uint, c_void};
 
-/// The one table that `nvidia-smi` asks for, 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as its bytes lie in memory.
+/// The one table that `nvidia-smi` asks for, 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as its bytes lie
+/// in memory.
 const IDENTIFIER: [u8; 16] = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
 ];
@@ -72,8 +75,9 @@ struct ListedProcess {
 fn answer_slot(slot: usize, call: &Call, [a, b, c]: [usize; 3]) -> Answer {
     let device = Handle::from_register(a);
     match slot {
-        // The nearest common ancestor of two addresses (texts such as `00000000:00:1B.0`), for `topo -m`: 0 for one
-        // switch to 4 for the system, where the named function counts from 10 to 50.
+        // The nearest common ancestor of two addresses (texts such as `00000000:00:1B.0`), for
+        // `topo -m`: 0 for one switch to 4 for the system, where the named function counts from 10
+        // to 50.
         23 => {
             let ancestor = topology::of_addresses(call, &text_at(a)?, &text_at(b)?)?;
             at::<c_uint>(c).set(ancestor / 10 - 1)
@@ -97,13 +101,15 @@ fn answer_slot(slot: usize, call: &Call, [a, b, c]: [usize; 3]) -> Answer {
             let device = call.gpu(device)?;
             at(b).set(supported(margin_c(call, device))?)
         }
-        // Processes of MPS: none. Addressing mode: none. Sparse operation mode of 535 and of 580: off, and none on Blackwell.
+        // Processes of MPS: none. Addressing mode: none. Sparse operation mode of 535 and of 580:
+        // off, and none on Blackwell.
         214 | 242 => at::<c_uint>(b).set(0),
         243 | 249 if call.gpu(device)?.gpu.architecture < Architecture::Blackwell => {
             at::<c_uint>(b).set(0)
         }
-        // Everything else that is asked of a GPU is a value that the captures show as `N/A` (relaxed ordering, atomics,
-        // the host's maximum of the link, deferred clocks, voltage, NUMA node).
+        // Everything else that is asked of a GPU is a value that the captures show as `N/A`
+        // (relaxed ordering, atomics, the host's maximum of the link, deferred clocks, voltage,
+        // NUMA node).
         _ if device.of_kind(HandleKind::Gpu).is_some() => Err(NOT_SUPPORTED),
         // Slot 26 writes to a debug log. `topo -m` ends where any of these fails.
         _ => Ok(()),

@@ -20,7 +20,8 @@ fn cluster_uuid(fabric: &Fabric) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// Two bits a property: not told, true, false. The configuration has four: not told, right, and what is wrong.
+/// Two bits a property: not told, true, false. The configuration has four: not told, right, and
+/// what is wrong.
 fn health_mask(fabric: &Fabric) -> u32 {
     let bits = |value: Option<bool>| match value {
         None => 0,

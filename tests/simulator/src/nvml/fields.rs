@@ -22,12 +22,12 @@ const SCOPE_GPU: u32 = 0;
 const SCOPE_MEMORY: u32 = 2;
 /// NVLink counters of every link together.
 const ALL_LINKS: u32 = u32::MAX;
-/// From this version on (Hopper) fields name a link by scope, the older numbers link by link are gone, and links have a
-/// state of low power.
+/// From this version on (Hopper) fields name a link by scope, the older numbers link by link are
+/// gone, and links have a state of low power.
 // Source: real H200s, captures/h200x4.nvml-transcript.json.
 const FIRST_VERSION_WITH_FIELDS_BY_SCOPE: u32 = 4;
-/// What Hopper tells of the time after which an idle link saves power: the threshold that is set, bounds, unit, and
-/// whether it can be set; in units of 100 microseconds.
+/// What Hopper tells of the time after which an idle link saves power: the threshold that is set,
+/// bounds, unit, and whether it can be set; in units of 100 microseconds.
 // Source: real H200s, captures/h200x4.nvml-transcript.json.
 const LOW_POWER_THRESHOLD: u32 = 500;
 const LOW_POWER_THRESHOLD_MAXIMUM: u32 = 8191;
@@ -44,7 +44,8 @@ const FIRST_VERSION_WITH_PACKET_COUNTERS: u32 = 5;
 
 /// Fields for the time lost to software thermal, hardware thermal and power brake slowdown.
 ///
-/// NVIDIA renumbered fields 251 to 273 between drivers 580.65 and 580.82; drivers before 555 have none of them.
+/// NVIDIA renumbered fields 251 to 273 between drivers 580.65 and 580.82; drivers before 555 have
+/// none of them.
 // Source: docs.nvidia.com/deploy/nvml-api/known-issues.html.
 fn slowdown_fields(driver_version: &str) -> Option<[u32; 3]> {
     let mut parts = driver_version
@@ -454,7 +455,8 @@ fn pcie_field(call: &Call, gpu: &Gpu, id: u32) -> Option<Value> {
         field_id::NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR => errors(gpu.pcie.aer_fatal),
         field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES => bytes_passed(call, gpu.pcie.tx_kb_per_s),
         field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES => bytes_passed(call, gpu.pcie.rx_kb_per_s),
-        // What the simulator does not model has not happened; no atomics reach the host's memory or come from there.
+        // What the simulator does not model has not happened; no atomics reach the host's memory or
+        // come from there.
         field_id::NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER
         | field_id::NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED
             ..=field_id::NVML_FI_DEV_PCIE_COUNT_BAD_DLLP
@@ -466,7 +468,8 @@ fn pcie_field(call: &Call, gpu: &Gpu, id: u32) -> Option<Value> {
     }))
 }
 
-/// Bytes since the node was prepared, in a counter of 32 bits that starts again from 0 as the real one does.
+/// Bytes since the node was prepared, in a counter of 32 bits that starts again from 0 as the real
+/// one does.
 fn bytes_passed(call: &Call, kb_per_s: u32) -> u32 {
     let bytes = call.node.state().elapsed().as_millis() * u128::from(kb_per_s);
     u32::try_from(bytes & u128::from(u32::MAX)).unwrap_or(u32::MAX)
@@ -502,7 +505,8 @@ nvml! {
             (entry.valueType, entry.value, entry.nvmlReturn) = match answer {
                 Ok(Value::U32(value)) => (
                     sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
-                    // The whole union is written, so that a reader of the wrong width sees the value and no old bytes.
+                    // The whole union is written, so that a reader of the wrong width sees the
+                    // value and no old bytes.
                     sys::nvmlValue_t { ullVal: u64::from(value) },
                     sys::nvmlReturn_enum_NVML_SUCCESS,
                 ),

@@ -1,7 +1,7 @@
 //! libnvidia-ml: NVML's C interface, answered from the scenario and the node's shared state.
 //!
-//! One module a topic; `call` holds what every function shares. Functions of NVML that no module answers are in
-//! `not_supported`, each by its name.
+//! One module a topic; `call` holds what every function shares. Functions of NVML that no module
+//! answers are in `not_supported`, each by its name.
 
 #![allow(non_snake_case, reason = "functions carry NVML's names")]
 

@@ -1,7 +1,7 @@
 //! Functions of NVML that no simulated GPU supports: each is there under its name and says so.
 //!
-//! Written by `clients/nvml_symbols.py`: every name in `symbols.txt` (the functions of the crate nvml-wrapper-sys 0.10 and
-//! of PyPI's nvidia-ml-py 13.615) that no other module defines.
+//! Written by `clients/nvml_symbols.py`: every name in `symbols.txt` (the functions of the crate
+//! nvml-wrapper-sys 0.10 and of PyPI's nvidia-ml-py 13.615) that no other module defines.
 
 use super::system::not_supported;
 use nvml_wrapper_sys::bindings as sys;

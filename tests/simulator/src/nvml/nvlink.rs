@@ -8,7 +8,8 @@ use crate::gpu::{Gpu, NvLinkErrors, NvLinkRemote};
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::c_uint;
 
-/// `NVML_NVLINK_VERSION_*`: NVML counts 2.2 and 3.1 as versions of their own. `version` is NVIDIA's name of the generation.
+/// `NVML_NVLINK_VERSION_*`: NVML counts 2.2 and 3.1 as versions of their own. `version` is NVIDIA's
+/// name of the generation.
 pub(super) fn version_number(version: u32) -> c_uint {
     match version {
         0 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_INVALID,
@@ -20,7 +21,8 @@ pub(super) fn version_number(version: u32) -> c_uint {
     }
 }
 
-/// From this version on (Blackwell) packets are counted by other fields, and not data CRC and ECC by link.
+/// From this version on (Blackwell) packets are counted by other fields, and not data CRC and ECC
+/// by link.
 const FIRST_VERSION_WITHOUT_DATA_COUNTERS: u32 = 5;
 
 /// A link number that NVML knows, on a GPU that has it.
@@ -57,7 +59,8 @@ pub(super) fn errors(gpu: &Gpu, link: c_uint) -> NvLinkErrors {
     errors
 }
 
-/// What a healthy link has counted, which is another number for each: between nothing and twice the mean.
+/// What a healthy link has counted, which is another number for each: between nothing and twice the
+/// mean.
 fn background(mean: u64, link: c_uint) -> u64 {
     const STEPS: u64 = 16;
     // 7 and 16 have no divisor in common, so the links take every step before one comes again.
@@ -89,7 +92,8 @@ fn remote_pci_info(
     }
 }
 
-/// The address of the NVSwitch at a link's end. Where the machine has none of its own, NVML tells an address of zeros.
+/// The address of the NVSwitch at a link's end. Where the machine has none of its own, NVML tells
+/// an address of zeros.
 fn switch_pci_info(call: &Call, link: c_uint) -> sys::nvmlPciInfo_t {
     let switches = call.scenario.host.nvswitches;
     let bus = if switches == 0 {

@@ -1,7 +1,8 @@
 //! Functions that change a setting or the node's configuration.
 //!
-//! A simulated node is used as an ordinary user uses a real one: every change is refused for lack of permission, so that
-//! no program under test can turn an ill node into a healthy one. Scenarios change settings.
+//! A simulated node is used as an ordinary user uses a real one: every change is refused for lack
+//! of permission, so that no program under test can turn an ill node into a healthy one. Scenarios
+//! change settings.
 
 use super::call::{self, Answer, NO_PERMISSION};
 use nvml_wrapper_sys::bindings as sys;

@@ -12,7 +12,8 @@ macro_rules! initialization {
         #[allow(unsafe_code, reason = "exported under NVML's name")]
         #[unsafe(no_mangle)]
         extern "C" fn $name($($argument: $kind)?) -> sys::nvmlReturn_t {
-            // The flags change only which GPUs are attached, and when; the simulated node attaches none.
+            // The flags change only which GPUs are attached, and when; the simulated node attaches
+            // none.
             $(let _ = $argument;)?
             call::initialize(stringify!($name))
         }
@@ -106,7 +107,8 @@ fn command_of(pid: u32) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(first).into_owned())
 }
 
-/// Texts of `nvmlErrorString`, in the words of NVIDIA's library (captures/h200x4.nvml-transcript.json).
+/// Texts of `nvmlErrorString`, in the words of NVIDIA's library
+/// (captures/h200x4.nvml-transcript.json).
 const ERROR_TEXTS: [(u32, &CStr); 32] = [
     (sys::nvmlReturn_enum_NVML_SUCCESS, c"Success"),
     (

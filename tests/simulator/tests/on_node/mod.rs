@@ -6,7 +6,8 @@ use std::process::Command;
 /// The variable that tells a process that it is the one on the node.
 pub(crate) const NODE: &str = "GPU_SIMULATOR_NODE";
 
-/// Runs `body` on a node: this test runs itself again in a process whose environment names the node.
+/// Runs `body` on a node: this test runs itself again in a process whose environment names the
+/// node.
 pub(crate) fn on_node(
     test: &str,
     node: &str,

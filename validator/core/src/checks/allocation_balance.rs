@@ -1,21 +1,25 @@
 //! Processes that share a GPU get equal shares of it.
 //!
 //! ## Why
-//! Without MPS the driver gives processes on a GPU time slices in turn. Where one of them gets more than the others, jobs on shared
-//! GPUs take longer than planned, and one may starve.
+//! Without MPS the driver gives processes on a GPU time slices in turn. Where one of them gets more
+//! than the others, jobs on shared GPUs take longer than planned, and one may starve.
 //!
 //! ## How it is judged
-//! The workers of a GPU all do the same in the same time. Their verified operations a second are compared by Jain's index, which is
-//! 1 for equal shares. Below 0.95, or where the slowest worker has less than half of the fastest one's share, this warns. A
-//! worker without any operation has failed (`allocation_success`). Where the host has fewer processors than processes the shares show the host's scheduler, and this
-//! is skipped, as it is on a GPU with one worker. Judged at level `extended` and by `gpu-validator allocation`.
+//! The workers of a GPU all do the same in the same time. Their verified operations a second are
+//! compared by Jain's index, which is 1 for equal shares. Below 0.95, or where the slowest worker
+//! has less than half of the fastest one's share, this warns. A worker without any operation has
+//! failed (`allocation_success`). Where the host has fewer processors than processes the shares
+//! show the host's scheduler, and this is skipped, as it is on a GPU with one worker. Judged at
+//! level `extended` and by `gpu-validator allocation`.
 //!
 //! ## What to do
-//! Look for other load on the host and for limits of the workers' cgroups. Read the time slice: `nvidia-smi compute-policy --list`.
+//! Look for other load on the host and for limits of the workers' cgroups. Read the time slice:
+//! `nvidia-smi compute-policy --list`.
 //!
 //! ## Source
-//! R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of Fairness and Discrimination, DEC-TR-301, 1984. The limits are this
-//! project's choice: equal workers in time slices are expected to reach 0.99, and 0.95 lets one of twenty starve.
+//! R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of Fairness and Discrimination,
+//! DEC-TR-301, 1984. The limits are this project's choice: equal workers in time slices are
+//! expected to reach 0.99, and 0.95 lets one of twenty starve.
 
 use crate::allocation::{TestedWorker, has_processors_for, jain_index, workers_of};
 use crate::check::{Check, Judge};

@@ -1,22 +1,26 @@
 //! Every process works on the GPU that it was given, and on no other.
 //!
 //! ## Why
-//! CUDA and NVML number GPUs differently, containers renumber them, and a lost device cgroup or a wrong `CUDA_VISIBLE_DEVICES`
-//! shows a process the GPUs of others. Jobs then fill a neighbour's memory while their own GPU idles.
+//! CUDA and NVML number GPUs differently, containers renumber them, and a lost device cgroup or a
+//! wrong `CUDA_VISIBLE_DEVICES` shows a process the GPUs of others. Jobs then fill a neighbour's
+//! memory while their own GPU idles.
 //!
 //! ## How it is judged
-//! Each worker of the allocation test is given one GPU by its UUID. CUDA must show it exactly that one, and NVML must list its
-//! process on that GPU and on no other while it runs. Where NVML lists none of the workers (it counts processes in another PID
-//! namespace), CUDA's answer is judged alone, and the finding reports that. New memory that holds another worker's data is a
-//! warning: the driver did not clear it. Judged at level `extended` and by `gpu-validator allocation`; skipped where no such test
-//! was requested.
+//! Each worker of the allocation test is given one GPU by its UUID. CUDA must show it exactly that
+//! one, and NVML must list its process on that GPU and on no other while it runs. Where NVML lists
+//! none of the workers (it counts processes in another PID namespace), CUDA's answer is judged
+//! alone, and the finding reports that. New memory that holds another worker's data is a warning:
+//! the driver did not clear it. Judged at level `extended` and by `gpu-validator allocation`;
+//! skipped where no such test was requested.
 //!
 //! ## What to do
-//! Name GPUs by UUID (`nvidia-smi -L`). In a container compare `nvidia-smi -L` inside and outside, and restart it after a
-//! `systemctl daemon-reload`, by which runtimes that use cgroup drivers of systemd lose devices.
+//! Name GPUs by UUID (`nvidia-smi -L`). In a container compare `nvidia-smi -L` inside and outside,
+//! and restart it after a `systemctl daemon-reload`, by which runtimes that use cgroup drivers of
+//! systemd lose devices.
 //!
 //! ## Source
-//! CUDA C++ programming guide, environment variables; issues 48 and 1227 of NVIDIA/nvidia-container-toolkit.
+//! CUDA C++ programming guide, environment variables; issues 48 and 1227 of
+//! NVIDIA/nvidia-container-toolkit.
 
 use crate::allocation::{lists_workers, pids};
 use crate::check::{Check, Judge};

@@ -1,22 +1,24 @@
 //! Processes that end, also by SIGKILL, leave nothing on the GPUs or the host.
 //!
 //! ## Why
-//! Memory that stays in use, a context of a dead process, a zombie or a descriptor in the launcher adds up with every job, until
-//! allocations fail on a GPU that nobody seems to use.
+//! Memory that stays in use, a context of a dead process, a zombie or a descriptor in the launcher
+//! adds up with every job, until allocations fail on a GPU that nobody seems to use.
 //!
 //! ## How it is judged
-//! Before the first worker of the allocation test and after its last, these are read: memory and processes of each GPU by NVML, open
-//! file descriptors of the parent, workers that still exist or were not reaped. Half of the workers of one phase are ended by
-//! SIGKILL at random moments. Within 2 s everything must be as before; memory may differ by 64 MiB, which the driver keeps for
-//! itself. Memory beside processes of others that came meanwhile is not judged. Judged at level `extended` and by `gpu-validator
-//! allocation`; skipped where no such test was requested.
+//! Before the first worker of the allocation test and after its last, these are read: memory and
+//! processes of each GPU by NVML, open file descriptors of the parent, workers that still exist or
+//! were not reaped. Half of the workers of one phase are ended by SIGKILL at random moments. Within
+//! 2 s everything must be as before; memory may differ by 64 MiB, which the driver keeps for
+//! itself. Memory beside processes of others that came meanwhile is not judged. Judged at level
+//! `extended` and by `gpu-validator allocation`; skipped where no such test was requested.
 //!
 //! ## What to do
-//! `fuser -v /dev/nvidia*` lists processes that hold a GPU, also those that `nvidia-smi` does not. Where there is none, reset the GPU
-//! (`nvidia-smi --gpu-reset`) or reboot. Update the driver.
+//! `fuser -v /dev/nvidia*` lists processes that hold a GPU, also those that `nvidia-smi` does not.
+//! Where there is none, reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Update the driver.
 //!
 //! ## Source
-//! The time limit is this project's requirement. A context takes 0.3 to 0.6 GiB (BENCHMARKS.md), far above the tolerance.
+//! The time limit is this project's requirement. A context takes 0.3 to 0.6 GiB (BENCHMARKS.md),
+//! far above the tolerance.
 
 use crate::allocation::{Leftover, leftovers, lists_workers, newcomers, pids};
 use crate::cause::{CauseKind, RecommendedAction};

@@ -1,20 +1,24 @@
 //! A process that requests more memory than is free fails cleanly, and no other one notices.
 //!
 //! ## Why
-//! Time-slicing isolates no memory: one job that requests too much may take others down with it, hang, or be given memory that the
-//! GPU does not have.
+//! Time-slicing isolates no memory: one job that requests too much may take others down with it,
+//! hang, or be given memory that the GPU does not have.
 //!
 //! ## How it is judged
-//! One worker of the allocation test works on a GPU. Another one on that GPU requests more memory than NVML reports as free. Each of
-//! its requests must be refused with `CUDA_ERROR_OUT_OF_MEMORY`, its process must end well, and the first worker must go on without
-//! any failure. Judged on one GPU, at level `extended` and by `gpu-validator allocation`; skipped where no such test was requested.
+//! One worker of the allocation test works on a GPU. Another one on that GPU requests more memory
+//! than NVML reports as free. Each of its requests must be refused with `CUDA_ERROR_OUT_OF_MEMORY`,
+//! its process must end well, and the first worker must go on without any failure. Judged on one
+//! GPU, at level `extended` and by `gpu-validator allocation`; skipped where no such test was
+//! requested.
 //!
 //! ## What to do
-//! Read the kernel log for Xids (`dmesg | grep NVRM`). Where the request was granted, look for software that replaces the driver's
-//! allocation by managed memory (`LD_PRELOAD`, a vGPU scheduler).
+//! Read the kernel log for Xids (`dmesg | grep NVRM`). Where the request was granted, look for
+//! software that replaces the driver's allocation by managed memory (`LD_PRELOAD`, a vGPU
+//! scheduler).
 //!
 //! ## Source
-//! CUDA Driver API, `cuMemAlloc`: <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>.
+//! CUDA Driver API, `cuMemAlloc`:
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>.
 
 use crate::allocation::{TestedWorker, newcomers, workers_of};
 use crate::check::{Check, Judge};

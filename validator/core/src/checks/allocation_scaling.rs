@@ -1,18 +1,20 @@
 //! All GPUs together do as many times the work of one as there are GPUs.
 //!
 //! ## Why
-//! Processes on different GPUs share locks of the driver, the host's memory and PCIe switches. Where eight GPUs do the work of
-//! three, launchers that start one process for each GPU waste the others.
+//! Processes on different GPUs share locks of the driver, the host's memory and PCIe switches.
+//! Where eight GPUs do the work of three, launchers that start one process for each GPU waste the
+//! others.
 //!
 //! ## How it is judged
-//! One worker on one GPU, then one on each GPU at the same time. Their verified operations a second must together be 1.8 times those
-//! of one GPU on two, 3.5 on four, 6 on eight; less is a warning. Skipped on a single GPU, on GPUs of different models, and where
-//! the host has fewer processors than processes, which would then limit the work. Judged at level `extended` and by
+//! One worker on one GPU, then one on each GPU at the same time. Their verified operations a second
+//! must together be 1.8 times those of one GPU on two, 3.5 on four, 6 on eight; less is a warning.
+//! Skipped on a single GPU, on GPUs of different models, and where the host has fewer processors
+//! than processes, which would then limit the work. Judged at level `extended` and by
 //! `gpu-validator allocation`.
 //!
 //! ## What to do
-//! Look for other load on the host, limits of cgroups, and processors in power-saving states. Compare with larger `--memory`: the
-//! driver's calls to allocate and free weigh less then.
+//! Look for other load on the host, limits of cgroups, and processors in power-saving states.
+//! Compare with larger `--memory`: the driver's calls to allocate and free weigh less then.
 //!
 //! ## Source
 //! The limits are this project's requirement.

@@ -1,24 +1,28 @@
 //! Many processes that share the GPUs all succeed.
 //!
 //! ## Why
-//! Schedulers, device plugins, time-slicing and launchers of experiments put several processes on a GPU, and many processes on a
-//! node. A GPU that works well for one process may refuse memory to the third, hang in a free, or return a wrong result under
-//! contention.
+//! Schedulers, device plugins, time-slicing and launchers of experiments put several processes on a
+//! GPU, and many processes on a node. A GPU that works well for one process may refuse memory to
+//! the third, hang in a free, or return a wrong result under contention.
 //!
 //! ## How it is judged
-//! Worker processes share the GPUs, in turn. Each allocates memory, writes a pattern that no other worker has, compares every word
-//! on the device, frees, and repeats. A worker succeeds when its process ended well, at least one operation was verified, and no
-//! operation failed. All workers must succeed, or the share that `--minimum-success` gives; one wrong result always fails. Where
-//! the workers of a GPU together need more memory than was free, refused allocations do not count. Workers that were killed on
-//! purpose, and those of the oversubscription, are judged by other checks. A GPU that others use is busy. Judged at level
-//! `extended` and by `gpu-validator allocation`; skipped where no such test was requested.
+//! Worker processes share the GPUs, in turn. Each allocates memory, writes a pattern that no other
+//! worker has, compares every word on the device, frees, and repeats. A worker succeeds when its
+//! process ended well, at least one operation was verified, and no operation failed. All workers
+//! must succeed, or the share that `--minimum-success` gives; one wrong result always fails. Where
+//! the workers of a GPU together need more memory than was free, refused allocations do not count.
+//! Workers that were killed on purpose, and those of the oversubscription, are judged by other
+//! checks. A GPU that others use is busy. Judged at level `extended` and by
+//! `gpu-validator allocation`; skipped where no such test was requested.
 //!
 //! ## What to do
-//! Out of memory: fewer workers, less memory for each, and no processes left by earlier jobs (`nvidia-smi`). A CUDA error or a
-//! hang: read the kernel log for Xids (`dmesg | grep NVRM`) and reset the GPU. A wrong result: take the node out of service.
+//! Out of memory: fewer workers, less memory for each, and no processes left by earlier jobs
+//! (`nvidia-smi`). A CUDA error or a hang: read the kernel log for Xids (`dmesg | grep NVRM`) and
+//! reset the GPU. A wrong result: take the node out of service.
 //!
 //! ## Source
-//! The test is part of this project; NVIDIA's documentation of time-slicing, which isolates neither memory nor faults,
+//! The test is part of this project; NVIDIA's documentation of time-slicing, which isolates neither
+//! memory nor faults,
 //! <https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html>.
 
 use crate::allocation::{TestedWorker, is_oversubscribed, newcomers, phase_name, workers_of};

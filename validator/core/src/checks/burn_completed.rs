@@ -1,15 +1,18 @@
 //! The burn ran for as long as was asked.
 //!
 //! ## Why
-//! A GPU that stops computing under full load stops jobs, too. What a burn did not do says nothing of the numbers.
+//! A GPU that stops computing under full load stops jobs, too. What a burn did not do says nothing
+//! of the numbers.
 //!
 //! ## How it is judged
-//! `fail` when a CUDA call failed. `error` when the process crashed, was killed or did not answer, when nothing was
-//! multiplied, or when it multiplied for less than nine tenths of the time that was asked for. A GPU that others are using
-//! is busy. Skipped where no burn was asked for, and where the whole run was stopped, which `run_complete` reports.
+//! `fail` when a CUDA call failed. `error` when the process crashed, was killed or did not answer,
+//! when nothing was multiplied, or when it multiplied for less than nine tenths of the time that
+//! was asked for. A GPU that others are using is busy. Skipped where no burn was asked for, and
+//! where the whole run was stopped, which `run_complete` reports.
 //!
 //! ## What to do
-//! For a CUDA error, what the finding says for its code. Otherwise read the kernel log at that time: `dmesg | grep NVRM`.
+//! For a CUDA error, what the finding says for its code. Otherwise read the kernel log at that
+//! time: `dmesg | grep NVRM`.
 //!
 //! ## Source
 //! CUDA Driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>.
@@ -65,8 +68,9 @@ fn is_long_enough(run: &BurnRun) -> bool {
     run.measured_s >= run.requested_s * TIME_SHARE_MINIMUM
 }
 
-/// Whether it ended early because the whole run was stopped: by itself, by the signal that asks it to, or by force when it was
-/// in a call of the driver that does not end within a second. What else may have ended it is told as what it is.
+/// Whether it ended early because the whole run was stopped: by itself, by the signal that asks it
+/// to, or by force when it was in a call of the driver that does not end within a second. What else
+/// may have ended it is told as what it is.
 fn was_stopped(end: &WorkerEnd, run: &BurnRun, facts: &Facts) -> bool {
     let by_the_stop = match end {
         WorkerEnd::Finished => !is_long_enough(run),

@@ -1,35 +1,39 @@
 //! The burn brought no new errors.
 //!
 //! ## Why
-//! Memory cells, links and the driver show their faults under load. An error that the GPU counts while it computes is one
-//! that a job will meet.
+//! Memory cells, links and the driver show their faults under load. An error that the GPU counts
+//! while it computes is one that a job will meet.
 //!
 //! ## How it is judged
-//! Counters before and after the burn. `fail`: an Xid of this GPU, uncorrectable ECC errors, rows remapped or pages retired
-//! for uncorrectable errors, a remapping that failed, and so many correctable ECC errors within the burn that they are no
-//! single weak cell: above 20,000,000, or 10,000 in SRAM. `warn`: fewer correctable ECC errors, rows remapped or pages
-//! retired for them, PCIe replays. `error` where a counter could be read only once, or not at all although the GPU has it.
-//! Skipped where no burn was asked for.
+//! Counters before and after the burn. `fail`: an Xid of this GPU, uncorrectable ECC errors, rows
+//! remapped or pages retired for uncorrectable errors, a remapping that failed, and so many
+//! correctable ECC errors within the burn that they are no single weak cell: above 20,000,000, or
+//! 10,000 in SRAM. `warn`: fewer correctable ECC errors, rows remapped or pages retired for them,
+//! PCIe replays. `error` where a counter could be read only once, or not at all although the GPU
+//! has it. Skipped where no burn was asked for.
 //!
-//! Xids are those that the kernel log gained since the run began, and those that NVML told of as events meanwhile; `error`
-//! where neither could be had to the end: the log may not be read, or was written over. Where only events tell of an Xid
-//! they name no process; what an application does to itself is then another's if the burn ended well.
+//! Xids are those that the kernel log gained since the run began, and those that NVML told of as
+//! events meanwhile; `error` where neither could be had to the end: the log may not be read, or was
+//! written over. Where only events tell of an Xid they name no process; what an application does to
+//! itself is then another's if the burn ended well.
 //!
-//! Xids for information warn, and so do those of an application's doing where the driver names a process that is not the
-//! validator's. Where it names none, and others used the GPU, it is busy and not broken: an `error`, and exit code 4.
-//! `policy.xid` of the profile moves numbers between `fail`, `warn` and `ignore` here, too.
+//! Xids for information warn, and so do those of an application's doing where the driver names a
+//! process that is not the validator's. Where it names none, and others used the GPU, it is busy
+//! and not broken: an `error`, and exit code 4. `policy.xid` of the profile moves numbers between
+//! `fail`, `warn` and `ignore` here, too.
 //!
-//! So many (seen on an H200: 12 million a second, and every product right) mean a part of the memory in which nearly every
-//! access is corrected. It has nothing left to correct the next error with, and that one ends the job.
+//! So many (seen on an H200: 12 million a second, and every product right) mean a part of the
+//! memory in which nearly every access is corrected. It has nothing left to correct the next error
+//! with, and that one ends the job.
 //!
 //! ## What to do
-//! For an Xid, see `kernel_log_xid`. For ECC errors, drain the node, reset the GPU and burn again; if errors return, run
-//! NVIDIA's field diagnostic and return the GPU.
+//! For an Xid, see `kernel_log_xid`. For ECC errors, drain the node, reset the GPU and burn again;
+//! if errors return, run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>. The thresholds of
-//! correctable errors are those at which azurehpc-health-checks takes a node out (`check_gpu_ecc 20000000 10000`), there
-//! since the driver was loaded, here within one burn.
+//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+//! The thresholds of correctable errors are those at which azurehpc-health-checks takes a node out
+//! (`check_gpu_ecc 20000000 10000`), there since the driver was loaded, here within one burn.
 
 use std::collections::BTreeSet;
 
@@ -174,11 +178,13 @@ enum Whose<'a> {
     Unknown,
     /// The driver names this process.
     Others(&'a XidOfOthers),
-    /// Nobody is named, but what an application does to itself ends its work on the GPU, and the burn ended well.
+    /// Nobody is named, but what an application does to itself ends its work on the GPU, and the
+    /// burn ended well.
     NotTheBurns,
 }
 
-/// Under load a GPU has no Xid. What is told for information warns, and so does what another program did to itself.
+/// Under load a GPU has no Xid. What is told for information warns, and so does what another
+/// program did to itself.
 fn judge_xid(number: u32, whose: &Whose<'_>, policy: &XidPolicy) -> Outcome {
     let name = reference::xid(number).map_or("no public description", |row| row.name.as_str());
     let process = match whose {
@@ -238,7 +244,8 @@ fn compare<T>(
     })
 }
 
-/// Correctable errors in a number that is bad in itself. Counters that were not read are what [`compare`] tells of.
+/// Correctable errors in a number that is bad in itself. Counters that were not read are what
+/// [`compare`] tells of.
 fn flood(before: &Reading<EccErrors>, after: &Reading<EccErrors>) -> Outcome {
     let (Some(before), Some(after)) = (before.value(), after.value()) else {
         return Outcome::skip("ECC errors were not counted twice");

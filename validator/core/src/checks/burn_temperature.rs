@@ -1,20 +1,24 @@
 //! The GPU stays cool enough during the burn.
 //!
 //! ## Why
-//! Cooling shows its faults under full load. Near its limits a GPU slows down, beyond them it shuts itself off.
+//! Cooling shows its faults under full load. Near its limits a GPU slows down, beyond them it shuts
+//! itself off.
 //!
 //! ## How it is judged
-//! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown temperature on, `warn` from
-//! the greatest operating temperature on; of the memory by its own limits likewise. `error` where no temperature was read, skipped
-//! where the GPU has none (a virtual GPU).
-//! Where nobody names a limit the temperature is told and skipped; `burn_throttling` still sees thermal slowdown. Skipped
-//! where no burn was asked for, and where a burn of less than a second has no sample.
+//! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown
+//! temperature on, `warn` from the greatest operating temperature on; of the memory by its own
+//! limits likewise. `error` where no temperature was read, skipped where the GPU has none (a
+//! virtual GPU). Where nobody names a limit the temperature is told and skipped; `burn_throttling`
+//! still sees thermal slowdown. Skipped where no burn was asked for, and where a burn of less than
+//! a second has no sample.
 //!
 //! ## What to do
-//! Check fans, air flow, heat sinks and liquid cooling, and the neighbours. On a cloud machine, replace the instance.
+//! Check fans, air flow, heat sinks and liquid cooling, and the neighbours. On a cloud machine,
+//! replace the instance.
 //!
 //! ## Source
-//! `nvmlTemperatureThresholds_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>.
+//! `nvmlTemperatureThresholds_t`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>.
 
 use crate::burned;
 use crate::check::{Check, Judge};

@@ -1,24 +1,28 @@
 //! Nothing but the power limit holds the clocks down during the burn.
 //!
 //! ## Why
-//! A GPU under full load is meant to run at its power limit. Heat, a power brake or the hardware's own protection take away
-//! more than that, and a node that slows down makes every other node of a job wait.
+//! A GPU under full load is meant to run at its power limit. Heat, a power brake or the hardware's
+//! own protection take away more than that, and a node that slows down makes every other node of a
+//! job wait.
 //!
 //! ## How it is judged
-//! NVML's clocks event reasons of every sample under load. `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown` or
-//! `hw_slowdown` in more than one sample and more than 1 % of them. `warn`: one of these for shorter, or `sw_thermal_slowdown`
-//! in any sample. The driver's violation times before and after, where it keeps them: `fail` when hardware thermal slowdown
-//! or the power brake grew by more than 1 % of the burn's time, and a tenth of a second; `warn` when thermal limits did.
-//! The power cap is normal. `error` where no sample has reasons or the times were not read. Skipped where no burn was
-//! asked for, and where a burn of less than a second has no sample.
+//! NVML's clocks event reasons of every sample under load. `fail`: `hw_thermal_slowdown`,
+//! `hw_power_brake_slowdown` or `hw_slowdown` in more than one sample and more than 1 % of them.
+//! `warn`: one of these for shorter, or `sw_thermal_slowdown` in any sample. The driver's violation
+//! times before and after, where it keeps them: `fail` when hardware thermal slowdown or the power
+//! brake grew by more than 1 % of the burn's time, and a tenth of a second; `warn` when thermal
+//! limits did. The power cap is normal. `error` where no sample has reasons or the times were not
+//! read. Skipped where no burn was asked for, and where a burn of less than a second has no sample.
 //!
 //! ## What to do
-//! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and their cables. On a cloud
-//! machine, replace the instance.
+//! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and
+//! their cables. On a cloud machine, replace the instance.
 //!
 //! ## Source
-//! `nvmlClocksEventReasons`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
-//! the bits 0xE8. That a single sample is no fault is what DCGM's users ask for (<https://github.com/NVIDIA/DCGM/issues/242>).
+//! `nvmlClocksEventReasons`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
+//! the bits 0xE8. That a single sample is no fault is what DCGM's users ask for
+//! (<https://github.com/NVIDIA/DCGM/issues/242>).
 
 use std::collections::BTreeMap;
 
@@ -42,8 +46,8 @@ const WRONG: u64 = ClocksEventReasons::HW_THERMAL_SLOWDOWN
     | ClocksEventReasons::HW_POWER_BRAKE_SLOWDOWN
     | ClocksEventReasons::HW_SLOWDOWN;
 const DOUBTFUL: u64 = ClocksEventReasons::SW_THERMAL_SLOWDOWN;
-/// Of the burn's time, by the driver's counters or the samples. This project's own choice: a hundredth is lost in the spread
-/// between GPUs.
+/// Of the burn's time, by the driver's counters or the samples. This project's own choice: a
+/// hundredth is lost in the spread between GPUs.
 const SHARE_MAXIMUM: f64 = 0.01;
 /// The counters move in steps of this order, whatever the reason (this project's own choice).
 const SECONDS_MINIMUM: f64 = 0.1;

@@ -1,24 +1,27 @@
 //! Clocks are not held down by a setting.
 //!
 //! ## Why
-//! Locked or lowered clocks (`nvidia-smi --lock-memory-clocks`, a profiler that was killed, a vendor's tool) make every
-//! job slower and outlive the process that set them.
+//! Locked or lowered clocks (`nvidia-smi --lock-memory-clocks`, a profiler that was killed, a
+//! vendor's tool) make every job slower and outlive the process that set them.
 //!
 //! ## How it is judged
-//! - In performance state P0 the memory clock must be at least 95 % of its maximum: `warn` below. In other states it is
-//!   rightly low. (The SM clock of an idle GPU is low in every state, so it is judged under load, not here.)
-//! - The greatest SM and memory clocks must be those of the other GPUs of the same name in this machine: `warn` below.
+//! - In performance state P0 the memory clock must be at least 95 % of its maximum: `warn` below.
+//!   In other states it is rightly low. (The SM clock of an idle GPU is low in every state, so it
+//!   is judged under load, not here.)
+//! - The greatest SM and memory clocks must be those of the other GPUs of the same name in this
+//!   machine: `warn` below.
 //!
 //! Skipped where GPU and driver tell no maximum and there is no other GPU.
 //!
 //! ## What to do
-//! `nvidia-smi --reset-memory-clocks --reset-gpu-clocks` and `nvidia-smi --reset-applications-clocks` on the GPU; find
-//! out who sets them.
+//! `nvidia-smi --reset-memory-clocks --reset-gpu-clocks` and
+//! `nvidia-smi --reset-applications-clocks` on the GPU; find out who sets them.
 //!
 //! ## Source
 //! `nvmlDeviceGetClockInfo` and `nvmlDeviceGetMaxClockInfo`,
-//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. On an idle H200 in P0 the memory clock is
-//! exactly its maximum; the 5 % are room for the few MHz by which other models differ (a T4 runs at 5000 of 5001).
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. On an idle H200 in P0
+//! the memory clock is exactly its maximum; the 5 % are room for the few MHz by which other models
+//! differ (a T4 runs at 5000 of 5001).
 
 use crate::check::{Check, Judge};
 use crate::facts::{Clocks, Facts, GpuFacts};

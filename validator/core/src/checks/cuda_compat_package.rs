@@ -1,22 +1,25 @@
 //! A `cuda-compat` package helps where it is selected, and shadows no newer driver.
 //!
 //! ## Why
-//! The package brings a newer `libcuda` for an older kernel module. Left on the loader's path after a driver upgrade, its
-//! old `libcuda` is taken before the driver's newer one, and CUDA fails with 803 or offers less than the driver can. On GPUs
-//! other than data center ones it fails with 804.
+//! The package brings a newer `libcuda` for an older kernel module. Left on the loader's path after
+//! a driver upgrade, its old `libcuda` is taken before the driver's newer one, and CUDA fails with
+//! 803 or offers less than the driver can. On GPUs other than data center ones it fails with 804.
 //!
 //! ## How it is judged
-//! Each compat folder that the loader selects (`LD_LIBRARY_PATH`, `ld.so.conf`) against the branch of the kernel module by
-//! NVIDIA's matrix: compatible passes; not needed warns; one that holds an older `libcuda` than the driver fails. A driver
-//! that is no base for the package fails, and so do GPUs that are not data center products, unless CUDA initialises all
-//! the same: then an unsupported base warns. A folder that nothing selects is no fault. `cuda.compat_package` of the profile may require or forbid
-//! one. Skipped when there is none.
+//! Each compat folder that the loader selects (`LD_LIBRARY_PATH`, `ld.so.conf`) against the branch
+//! of the kernel module by NVIDIA's matrix: compatible passes; not needed warns; one that holds an
+//! older `libcuda` than the driver fails. A driver that is no base for the package fails, and so do
+//! GPUs that are not data center products, unless CUDA initialises all the same: then an
+//! unsupported base warns. A folder that nothing selects is no fault. `cuda.compat_package` of the
+//! profile may require or forbid one. Skipped when there is none.
 //!
 //! ## What to do
-//! Remove the package after a driver upgrade, or take its folder out of `LD_LIBRARY_PATH` and `/etc/ld.so.conf.d`.
+//! Remove the package after a driver upgrade, or take its folder out of `LD_LIBRARY_PATH` and
+//! `/etc/ld.so.conf.d`.
 //!
 //! ## Source
-//! CUDA Compatibility, forward compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html>
+//! CUDA Compatibility, forward compatibility,
+//! <https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html>
 
 use crate::check::{Check, Judge};
 use crate::expect;
@@ -137,7 +140,8 @@ fn judge_selected(
     }
 }
 
-/// The CUDA version of a package: that of its folder, else that of the driver branch which its libcuda comes from.
+/// The CUDA version of a package: that of its folder, else that of the driver branch which its
+/// libcuda comes from.
 fn cuda_version(
     package: &CudaCompatPackage,
     libcuda: Option<&DriverVersion>,

@@ -1,26 +1,29 @@
 //! The CUDA driver library loads and initialises.
 //!
 //! ## Why
-//! Every CUDA program begins with `libcuda.so.1` and `cuInit`. When that fails, no program on this node reaches a GPU, while
-//! `nvidia-smi`, which does not use CUDA, may look perfect.
+//! Every CUDA program begins with `libcuda.so.1` and `cuInit`. When that fails, no program on this
+//! node reaches a GPU, while `nvidia-smi`, which does not use CUDA, may look perfect.
 //!
 //! ## How it is judged
-//! A process of its own loads the library and calls `cuInit`. An error code fails, with its meaning in words: 802 is a
-//! fabric manager that does not run, 803 a libcuda that does not fit the kernel module, 804 a `cuda-compat` package on a GPU
-//! that does not support it, 999 mostly a missing `nvidia_uvm`. It fails, too, when no libcuda is on the loader's path though
-//! the driver is loaded, or when the loader finds one that it cannot load (an empty file, for instance). A process that hung or crashed is an error. It warns when the library lies in a folder where the
+//! A process of its own loads the library and calls `cuInit`. An error code fails, with its meaning
+//! in words: 802 is a fabric manager that does not run, 803 a libcuda that does not fit the kernel
+//! module, 804 a `cuda-compat` package on a GPU that does not support it, 999 mostly a missing
+//! `nvidia_uvm`. It fails, too, when no libcuda is on the loader's path though the driver is
+//! loaded, or when the loader finds one that it cannot load (an empty file, for instance). A
+//! process that hung or crashed is an error. It warns when the library lies in a folder where the
 //! loader does not look for it: this validator tries such folders, other programs do not.
 //!
-//! `CUDA_DEVICE_ORDER` with any other value than `PCI_BUS_ID` or `FASTEST_FIRST`, nothing included, is told of as the cause
-//! where `cuInit` fails for it.
+//! `CUDA_DEVICE_ORDER` with any other value than `PCI_BUS_ID` or `FASTEST_FIRST`, nothing included,
+//! is told of as the cause where `cuInit` fails for it.
 //!
 //! ## What to do
-//! What the finding says for its code. `/usr/local/cuda*/compat` and `…/stubs` do not belong into `LD_LIBRARY_PATH` by
-//! default.
+//! What the finding says for its code. `/usr/local/cuda*/compat` and `…/stubs` do not belong into
+//! `LD_LIBRARY_PATH` by default.
 //!
 //! ## Source
 //! CUDA Driver API, error codes,
-//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>; DCGM's deployment check "CUDA Main Library".
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>; DCGM's deployment check
+//! "CUDA Main Library".
 
 use crate::check::{Check, Judge};
 use crate::facts::{CudaResult, Facts, Reading};
@@ -40,7 +43,8 @@ pub(crate) const CHECK: Check = Check {
 
 /// `CUDA_ERROR_NO_DEVICE` (cuda.h).
 const NO_DEVICE: u32 = 100;
-/// `CUDA_ERROR_INVALID_DEVICE`: what `cuInit` answers where `CUDA_VISIBLE_DEVICES` names a GPU twice.
+/// `CUDA_ERROR_INVALID_DEVICE`: what `cuInit` answers where `CUDA_VISIBLE_DEVICES` names a GPU
+/// twice.
 const INVALID_DEVICE: u32 = 101;
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
@@ -111,7 +115,8 @@ fn judge_failed_init(init: &CudaResult, facts: &Facts, profile: &Profile) -> Jud
     Ok(outcome.expected("CUDA_SUCCESS (0)").observed(observed))
 }
 
-/// A `CUDA_DEVICE_ORDER` with which `cuInit` fails: all but two words, exactly written (driver 580.159.04 on an H200).
+/// A `CUDA_DEVICE_ORDER` with which `cuInit` fails: all but two words, exactly written (driver
+/// 580.159.04 on an H200).
 fn unknown_order(facts: &Facts) -> Option<&str> {
     let order = facts.host.environment.value()?.get("CUDA_DEVICE_ORDER")?;
     (!["PCI_BUS_ID", "FASTEST_FIRST"].contains(&order.as_str())).then_some(order)

@@ -1,15 +1,17 @@
 //! The driver offers the CUDA version that the profile requires.
 //!
 //! ## Why
-//! `cuDriverGetVersion` is the newest CUDA whose programs run on this driver without limits. Jobs that were built for a newer
-//! one fail, or run without what is new in it.
+//! `cuDriverGetVersion` is the newest CUDA whose programs run on this driver without limits. Jobs
+//! that were built for a newer one fail, or run without what is new in it.
 //!
 //! ## How it is judged
-//! The version that the CUDA driver library offers must be at least `cuda.driver_minimum` of the profile. Skipped when the
-//! profile asks for none; what toolkits on the machine need is judged by `cuda_toolkits`.
+//! The version that the CUDA driver library offers must be at least `cuda.driver_minimum` of the
+//! profile. Skipped when the profile asks for none; what toolkits on the machine need is judged by
+//! `cuda_toolkits`.
 //!
 //! ## What to do
-//! Install a newer driver, or where the GPU allows it the `cuda-compat` package of that CUDA version.
+//! Install a newer driver, or where the GPU allows it the `cuda-compat` package of that CUDA
+//! version.
 //!
 //! ## Source
 //! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>

@@ -1,27 +1,31 @@
 //! Every CUDA toolkit on the machine works with its driver and GPUs.
 //!
 //! ## Why
-//! "Driver version is insufficient", "no kernel image is available" and "unsupported PTX version" are what users of GPU images
-//! meet most. All three follow from three tables, and can be told before a job meets them.
+//! "Driver version is insufficient", "no kernel image is available" and "unsupported PTX version"
+//! are what users of GPU images meet most. All three follow from three tables, and can be told
+//! before a job meets them.
 //!
 //! ## How it is judged
-//! Each toolkit (and each `nvidia-cuda-runtime` wheel) against the driver and the architecture of every GPU:
+//! Each toolkit (and each `nvidia-cuda-runtime` wheel) against the driver and the architecture of
+//! every GPU:
 //!
-//! - works in full: the driver is at least the toolkit's own, and the toolkit compiles for the GPU: pass;
-//! - works by minor-version compatibility: an older driver of at least the major version's minimum. Machine code runs, PTX
-//!   of this toolkit does not: pass, with that said;
+//! - works in full: the driver is at least the toolkit's own, and the toolkit compiles for the GPU:
+//!   pass;
+//! - works by minor-version compatibility: an older driver of at least the major version's minimum.
+//!   Machine code runs, PTX of this toolkit does not: pass, with that said;
 //! - has no machine code for the GPU, only PTX that the driver compiles: a warning;
-//! - impossible: the driver is older than the minimum, the toolkit gave the GPU's architecture up, or it has only PTX and
-//!   the driver is too old for that: fail where the profile asks for this toolkit (`cuda.toolkits`), and where no
-//!   toolkit of the machine works, as the one that programs get by default then does not either; a warning beside a
-//!   toolkit that works, and always for a wheel or an HPC SDK, which concerns only those who select it.
+//! - impossible: the driver is older than the minimum, the toolkit gave the GPU's architecture up,
+//!   or it has only PTX and the driver is too old for that: fail where the profile asks for this
+//!   toolkit (`cuda.toolkits`), and where no toolkit of the machine works, as the one that programs
+//!   get by default then does not either; a warning beside a toolkit that works, and always for a
+//!   wheel or an HPC SDK, which concerns only those who select it.
 //!
-//! A `cuda-compat` library that CUDA really uses counts as the driver. Toolkits of `cuda.toolkits` in the profile must be
-//! there. Skipped when there is no toolkit and none is asked for.
+//! A `cuda-compat` library that CUDA really uses counts as the driver. Toolkits of `cuda.toolkits`
+//! in the profile must be there. Skipped when there is no toolkit and none is asked for.
 //!
 //! ## What to do
-//! Install a driver (or where the GPUs allow it the `cuda-compat` package) that is new enough, or a toolkit that still knows
-//! the GPU.
+//! Install a driver (or where the GPUs allow it the `cuda-compat` package) that is new enough, or a
+//! toolkit that still knows the GPU.
 //!
 //! ## Source
 //! CUDA Toolkit Release Notes (driver and architecture tables),
@@ -82,7 +86,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
-/// Judges each toolkit by itself, and softens the failures that concern nobody who did not choose that toolkit.
+/// Judges each toolkit by itself, and softens the failures that concern nobody who did not choose
+/// that toolkit.
 fn judge_toolkits(
     toolkits: &[CudaToolkit],
     machine: &Machine,

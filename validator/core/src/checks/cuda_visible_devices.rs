@@ -1,23 +1,25 @@
 //! `CUDA_VISIBLE_DEVICES` hides no GPU and is not garbled.
 //!
 //! ## Why
-//! CUDA reads the variable silently: it stops at the first entry that it does not know, so that one typing error takes
-//! GPUs away from every program, and nobody is told.
+//! CUDA reads the variable silently: it stops at the first entry that it does not know, so that one
+//! typing error takes GPUs away from every program, and nobody is told.
 //!
 //! ## How it is judged
-//! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must name a GPU that NVML lists, as the driver reads
-//! it: all by their numbers, or all by the start of their UUIDs without a space before them, and none twice; anything else
-//! fails, and so does hiding every GPU. Hiding some is a warning, as GPUs
-//! that are hidden cannot be put under load, unless the profile lists the variable under `environment.allowed` or
-//! `environment.required`. The value is compared with what CUDA really offers (without a value, from level standard on: at
-//! level quick CUDA is started on one GPU). With MIG on, CUDA's devices must be GPUs or
-//! MIG devices that NVML knows.
+//! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must name a GPU that NVML
+//! lists, as the driver reads it: all by their numbers, or all by the start of their UUIDs without
+//! a space before them, and none twice; anything else fails, and so does hiding every GPU. Hiding
+//! some is a warning, as GPUs that are hidden cannot be put under load, unless the profile lists
+//! the variable under `environment.allowed` or `environment.required`. The value is compared with
+//! what CUDA really offers (without a value, from level standard on: at level quick CUDA is started
+//! on one GPU). With MIG on, CUDA's devices must be GPUs or MIG devices that NVML knows.
 //!
 //! ## What to do
-//! Unset the variable where the validator runs, or correct it; UUIDs (`nvidia-smi -L`) are safer than indices.
+//! Unset the variable where the validator runs, or correct it; UUIDs (`nvidia-smi -L`) are safer
+//! than indices.
 //!
 //! ## Source
-//! CUDA Environment Variables, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>
+//! CUDA Environment Variables,
+//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>
 
 use std::collections::BTreeSet;
 

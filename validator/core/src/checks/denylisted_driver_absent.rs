@@ -1,16 +1,17 @@
 //! No other kernel driver holds the GPUs.
 //!
 //! ## Why
-//! `nouveau`, `nova` or `nvidiafb` bound to a GPU keeps the NVIDIA driver from taking it. Loaded but not bound, it takes
-//! the GPU at the next reset or rescan.
+//! `nouveau`, `nova` or `nvidiafb` bound to a GPU keeps the NVIDIA driver from taking it. Loaded
+//! but not bound, it takes the GPU at the next reset or rescan.
 //!
 //! ## How it is judged
-//! Fails when one of these drivers is bound to a GPU, warns when one is only loaded. A GPU bound to `vfio-pci` was given
-//! to a virtual machine on purpose; `gpu_count` says that it is missing here.
+//! Fails when one of these drivers is bound to a GPU, warns when one is only loaded. A GPU bound to
+//! `vfio-pci` was given to a virtual machine on purpose; `gpu_count` says that it is missing here.
 //!
 //! ## What to do
 //! Denylist the driver and build the initial RAM disk again, then reboot:
-//! `echo 'blacklist nouveau' > /etc/modprobe.d/denylist-nouveau.conf; update-initramfs -u` (or `dracut --force`).
+//! `echo 'blacklist nouveau' > /etc/modprobe.d/denylist-nouveau.conf; update-initramfs -u` (or
+//! `dracut --force`).
 //!
 //! ## Source
 //! DCGM's deployment check "Denylist" fails on `nouveau`; NVIDIA Driver Installation Guide,
@@ -34,7 +35,8 @@ pub(crate) const CHECK: Check = Check {
 /// Kernel modules that drive NVIDIA GPUs and are not NVIDIA's own.
 const DENYLISTED_MODULES: [&str; 3] = ["nouveau", "nova_core", "nvidiafb"];
 
-/// Whether a bound PCI driver is one of them; the kernel writes nova's name as `NovaCore` or `nova_core`.
+/// Whether a bound PCI driver is one of them; the kernel writes nova's name as `NovaCore` or
+/// `nova_core`.
 fn is_denylisted_driver(driver: &str) -> bool {
     let driver = driver.to_ascii_lowercase();
     driver == "nouveau" || driver == "nvidiafb" || driver.starts_with("nova")

@@ -1,26 +1,29 @@
 //! Every GPU has its device node, and this user may open it.
 //!
 //! ## Why
-//! Programs reach GPUs through `/dev/nvidia*`. A missing node, or one that the user may not open, is a GPU that jobs and
-//! containers do not get, although the driver is fine.
+//! Programs reach GPUs through `/dev/nvidia*`. A missing node, or one that the user may not open,
+//! is a GPU that jobs and containers do not get, although the driver is fine.
 //!
 //! ## How it is judged
-//! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container, or where
-//! `/proc/driver/nvidia` is hidden: that NVML lists), with
-//! `/dev/nvidiactl` and `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
-//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing node only warns where NVML read that GPU
-//! all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the driver's libraries made it on first use, with root's
-//! rights or by `nvidia-modprobe`, which a container cannot. A container without any of them is an `error`: it was given no GPU. With MIG on there must be capability nodes in `/dev/nvidia-caps`.
+//! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container,
+//! or where `/proc/driver/nvidia` is hidden: that NVML lists), with `/dev/nvidiactl` and
+//! `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
+//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing node only warns
+//! where NVML read that GPU all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the
+//! driver's libraries made it on first use, with root's rights or by `nvidia-modprobe`, which a
+//! container cannot. A container without any of them is an `error`: it was given no GPU. With MIG
+//! on there must be capability nodes in `/dev/nvidia-caps`.
 //!
 //! Skipped in WSL2, where `/dev/dxg` takes their place.
 //!
 //! ## What to do
-//! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules so that they are there
-//! after every boot. For access, see `DeviceFileUID`, `DeviceFileGID` and `DeviceFileMode` of the module.
+//! `nvidia-modprobe -c 0 -u` makes the nodes; enable `nvidia-persistenced` or NVIDIA's udev rules
+//! so that they are there after every boot. For access, see `DeviceFileUID`, `DeviceFileGID` and
+//! `DeviceFileMode` of the module.
 //!
 //! ## Source
-//! DCGM's deployment check "Permissions and OS-related Blocks"; NVIDIA driver README, chapter "Device files",
-//! <https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html>
+//! DCGM's deployment check "Permissions and OS-related Blocks"; NVIDIA driver README, chapter
+//! "Device files", <https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html>
 
 use crate::check::{Check, Judge};
 use crate::facts::{DeviceNode, Facts, GpuFacts, KernelModules, Reading};
@@ -38,10 +41,11 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html",
 };
 
-/// The mode that the module gives its nodes unless told otherwise (driver README, `NVreg_DeviceFileMode`).
+/// The mode that the module gives its nodes unless told otherwise (driver README,
+/// `NVreg_DeviceFileMode`).
 const DEFAULT_DEVICE_FILE_MODE: u32 = 0o666;
-/// Nodes of `/dev/nvidia-caps` that are there without any MIG device: `nvidia-cap1` (MIG configuration) and
-/// `nvidia-cap2` (MIG monitor).
+/// Nodes of `/dev/nvidia-caps` that are there without any MIG device: `nvidia-cap1` (MIG
+/// configuration) and `nvidia-cap2` (MIG monitor).
 const CAPABILITY_NODES_WITHOUT_MIG_DEVICES: [&str; 2] = [
     "/dev/nvidia-caps/nvidia-cap1",
     "/dev/nvidia-caps/nvidia-cap2",

@@ -1,19 +1,21 @@
 //! The kubelet may give away exactly the node's GPUs.
 //!
 //! ## Why
-//! What the kubelet has in its list is what pods get: a GPU that is missing there is idle for ever, and one that is there
-//! and not on the node is a pod that does not start.
+//! What the kubelet has in its list is what pods get: a GPU that is missing there is idle for ever,
+//! and one that is there and not on the node is a pod that does not start.
 //!
 //! ## How it is judged
-//! `GetAllocatableResources` of the kubelet's socket `pod-resources/kubelet.sock` must hold, by UUID, NVML's GPUs and, where
-//! MIG is on, the MIG devices; with time-slicing or MPS (`GPU-…::3`) each as often as `kubernetes.replicas` says, else all
-//! alike. The kubelet leaves out devices that the plugin calls unhealthy. `kubernetes.resources` of the profile names
-//! numbers of resources that must be exactly so. The kubelet is waited for as long as `kubernetes.allocatable_within_s`
+//! `GetAllocatableResources` of the kubelet's socket `pod-resources/kubelet.sock` must hold, by
+//! UUID, NVML's GPUs and, where MIG is on, the MIG devices; with time-slicing or MPS (`GPU-…::3`)
+//! each as often as `kubernetes.replicas` says, else all alike. The kubelet leaves out devices that
+//! the plugin calls unhealthy. `kubernetes.resources` of the profile names numbers of resources
+//! that must be exactly so. The kubelet is waited for as long as `kubernetes.allocatable_within_s`
 //! says; how long it took is told.
 //!
 //! ## What to do
-//! A GPU that is missing is unhealthy to the plugin (look at `kernel_log_xid`) or was not there when it started: start the
-//! plugin's pod on this node again. One too many was there before: restart the kubelet after the plugin.
+//! A GPU that is missing is unhealthy to the plugin (look at `kernel_log_xid`) or was not there
+//! when it started: start the plugin's pod on this node again. One too many was there before:
+//! restart the kubelet after the plugin.
 //!
 //! ## Source
 //! Kubernetes, monitoring device plugin resources,

@@ -1,28 +1,31 @@
 //! Every GPU that is in use was given to its user, and to one only.
 //!
 //! ## Why
-//! Kubernetes does not watch GPUs. A process that uses one without having been given it, started on the node or in a pod
-//! that sees all GPUs, takes memory and time from the pod that gets the GPU next.
+//! Kubernetes does not watch GPUs. A process that uses one without having been given it, started on
+//! the node or in a pod that sees all GPUs, takes memory and time from the pod that gets the GPU
+//! next.
 //!
 //! ## How it is judged
-//! By `List` of the kubelet's socket `pod-resources/kubelet.sock`: each GPU given to a container must be on the node, and no
-//! device may be given to two containers, unless it is shared (`GPU-…::3`). A kubelet takes devices from pods that have ended
-//! before it answers, and before it gives a device to another container.
+//! By `List` of the kubelet's socket `pod-resources/kubelet.sock`: each GPU given to a container
+//! must be on the node, and no device may be given to two containers, unless it is shared
+//! (`GPU-…::3`). A kubelet takes devices from pods that have ended before it answers, and before it
+//! gives a device to another container.
 //!
-//! Each process that NVML lists on a GPU is traced by `/proc/<pid>/cgroup` to its pod, which must have been given this GPU.
-//! A process of no pod, or of a pod that was not given the GPU, is a `fail`, a pass where `policy.foreign_processes` is
-//! `allowed`. Processes of the MPS server are left out. Where a container hides the processes of others, the check is
-//! skipped.
+//! Each process that NVML lists on a GPU is traced by `/proc/<pid>/cgroup` to its pod, which must
+//! have been given this GPU. A process of no pod, or of a pod that was not given the GPU, is a
+//! `fail`, a pass where `policy.foreign_processes` is `allowed`. Processes of the MPS server are
+//! left out. Where a container hides the processes of others, the check is skipped.
 //!
 //! ## What to do
-//! End the process, or let it run in a pod that asks for `nvidia.com/gpu`. A pod sees all GPUs where it is privileged or sets
-//! `NVIDIA_VISIBLE_DEVICES`: give the NVIDIA container runtime
+//! End the process, or let it run in a pod that asks for `nvidia.com/gpu`. A pod sees all GPUs
+//! where it is privileged or sets `NVIDIA_VISIBLE_DEVICES`: give the NVIDIA container runtime
 //! `accept-nvidia-visible-devices-envvar-when-unprivileged = false`.
 //!
 //! ## Source
 //! Kubernetes, device plugins,
-//! <https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/>; kubernetes 1.31.0 and 1.34.4,
-//! `pkg/kubelet/apis/podresources/server_v1.go` (`List`) and `cm/devicemanager/manager.go` (`UpdateAllocatedDevices`)
+//! <https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/>;
+//! kubernetes 1.31.0 and 1.34.4, `pkg/kubelet/apis/podresources/server_v1.go` (`List`) and
+//! `cm/devicemanager/manager.go` (`UpdateAllocatedDevices`)
 
 use std::collections::BTreeMap;
 
@@ -207,7 +210,8 @@ fn stranger(
     }
 }
 
-/// Whether the container has this GPU or a MIG device of it. Devices that are not named by UUID may be any.
+/// Whether the container has this GPU or a MIG device of it. Devices that are not named by UUID may
+/// be any.
 fn gives(assignment: &DeviceAssignment, gpu: &GpuFacts) -> bool {
     let mig = gpu.mig_devices.value().into_iter().flatten();
     let mut own = gpu.uuid.value().into_iter().chain(mig.map(|it| &it.uuid));

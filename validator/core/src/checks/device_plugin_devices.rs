@@ -1,22 +1,24 @@
 //! The device plugin's own list is the node's GPUs, and all are healthy.
 //!
 //! ## Why
-//! A plugin that started before a GPU was there, or that took one for ill, offers fewer than the node has until it is
-//! started again: it never looks a second time.
+//! A plugin that started before a GPU was there, or that took one for ill, offers fewer than the
+//! node has until it is started again: it never looks a second time.
 //!
 //! ## How it is judged
-//! Only where the profile says `kubernetes.list_and_watch: true`. The first answer of `ListAndWatch` must hold, by UUID,
-//! NVML's GPUs and, where MIG is on, the MIG devices, each `Healthy`; with time-slicing or MPS (`GPU-…::3`) each as often as
-//! `kubernetes.replicas` says, else all alike.
+//! Only where the profile says `kubernetes.list_and_watch: true`. The first answer of
+//! `ListAndWatch` must hold, by UUID, NVML's GPUs and, where MIG is on, the MIG devices, each
+//! `Healthy`; with time-slicing or MPS (`GPU-…::3`) each as often as `kubernetes.replicas` says,
+//! else all alike.
 //!
-//! Asking costs something, which is why it is not done by default: NVIDIA's plugin (0.20 and before) does not notice that
-//! the listener has gone, and hands the next GPU that falls ill to it instead of to the kubelet. So ask only before the
-//! plugin is started anew, or where nothing but the list matters. `device_plugin_allocatable` judges the kubelet's copy of
-//! the list, which costs nothing.
+//! Asking costs something, which is why it is not done by default: NVIDIA's plugin (0.20 and
+//! before) does not notice that the listener has gone, and hands the next GPU that falls ill to it
+//! instead of to the kubelet. So ask only before the plugin is started anew, or where nothing but
+//! the list matters. `device_plugin_allocatable` judges the kubelet's copy of the list, which costs
+//! nothing.
 //!
 //! ## What to do
-//! Start the plugin's pod on this node again; it then lists what NVML lists. A device that is `Unhealthy` had a critical
-//! Xid, which `kernel_log_xid` explains.
+//! Start the plugin's pod on this node again; it then lists what NVML lists. A device that is
+//! `Unhealthy` had a critical Xid, which `kernel_log_xid` explains.
 //!
 //! ## Source
 //! NVIDIA k8s-device-plugin, `internal/plugin/server.go` and `internal/rm/health.go`,

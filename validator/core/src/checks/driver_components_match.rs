@@ -1,23 +1,25 @@
 //! Kernel module, NVML, libcuda and GSP firmware are of one driver version.
 //!
 //! ## Why
-//! The parts of a driver speak to each other in a private language that changes with every version. After an upgrade
-//! without a reboot, or with two packages that own parts of the driver, nothing starts: `Driver/library version mismatch`,
-//! CUDA error 803, or a GPU that does not initialise.
+//! The parts of a driver speak to each other in a private language that changes with every version.
+//! After an upgrade without a reboot, or with two packages that own parts of the driver, nothing
+//! starts: `Driver/library version mismatch`, CUDA error 803, or a GPU that does not initialise.
 //!
 //! ## How it is judged
-//! Every version that can be read must equal that of the loaded kernel module: what NVML says of the driver, NVML's own,
-//! the `libnvidia-ml` and `libcuda` files that the loader would take, and the firmware that each GPU's GSP runs. Where
-//! the loader would find no such file although NVML or CUDA was loaded, the loaded file's name must tell the version, or
-//! it is an `error`. A `libcuda` from a `cuda-compat` folder is left to `cuda_compat_package`. A pass names what was
-//! compared.
+//! Every version that can be read must equal that of the loaded kernel module: what NVML says of
+//! the driver, NVML's own, the `libnvidia-ml` and `libcuda` files that the loader would take, and
+//! the firmware that each GPU's GSP runs. Where the loader would find no such file although NVML or
+//! CUDA was loaded, the loaded file's name must tell the version, or it is an `error`. A `libcuda`
+//! from a `cuda-compat` folder is left to `cuda_compat_package`. A pass names what was compared.
 //!
 //! ## What to do
-//! Reboot after a driver upgrade. If that does not help, remove every NVIDIA driver package and install one version.
+//! Reboot after a driver upgrade. If that does not help, remove every NVIDIA driver package and
+//! install one version.
 //!
 //! ## Source
-//! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>; open kernel modules need GSP firmware and
-//! user-space components of the same release (<https://github.com/NVIDIA/open-gpu-kernel-modules>).
+//! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>; open kernel modules
+//! need GSP firmware and user-space components of the same release
+//! (<https://github.com/NVIDIA/open-gpu-kernel-modules>).
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts, LibraryFile, Reading};
@@ -102,7 +104,8 @@ fn is_of_compat_package(facts: &Facts, resolved: &str) -> bool {
         .any(|package| resolved.starts_with(&format!("{}/", package.path)))
 }
 
-/// Compares the file that the loader would take, else the one that is `loaded`; whether there was one to compare.
+/// Compares the file that the loader would take, else the one that is `loaded`; whether there was
+/// one to compare.
 fn compare_library(
     files: &Reading<Vec<LibraryFile>>,
     loaded: Option<&str>,

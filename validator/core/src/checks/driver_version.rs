@@ -1,12 +1,14 @@
 //! The driver has the version that the profile requires.
 //!
 //! ## Why
-//! Images and jobs are built for a driver; an older one lacks features and fixes, another branch behaves differently.
+//! Images and jobs are built for a driver; an older one lacks features and fixes, another branch
+//! behaves differently.
 //!
 //! ## How it is judged
-//! The version of the loaded kernel module against `driver.minimum` and `driver.branch` of the profile, compared by
-//! number. Skipped when the profile asks for neither. Whether a driver is new enough for the CUDA toolkits on the
-//! machine is judged by `cuda_toolkits`, and for its GPUs by `gpu_architecture_supported`.
+//! The version of the loaded kernel module against `driver.minimum` and `driver.branch` of the
+//! profile, compared by number. Skipped when the profile asks for neither. Whether a driver is new
+//! enough for the CUDA toolkits on the machine is judged by `cuda_toolkits`, and for its GPUs by
+//! `gpu_architecture_supported`.
 //!
 //! ## What to do
 //! Install a driver that meets the profile, and reboot or reload the modules.

@@ -1,29 +1,31 @@
 //! Memory and caches have no uncorrectable ECC errors.
 //!
 //! ## Why
-//! An uncorrectable (double-bit) error destroyed data and killed the work that used it. A GPU that had one since the
-//! driver was loaded is likely to have the next one.
+//! An uncorrectable (double-bit) error destroyed data and killed the work that used it. A GPU that
+//! had one since the driver was loaded is likely to have the next one.
 //!
 //! ## How it is judged
 //! - Uncorrectable errors since the driver was loaded (volatile): `fail` above
 //!   `policy.ecc_volatile_uncorrectable_maximum`, 0 by default.
-//! - Uncorrectable errors over the GPU's life (aggregate): `fail` above `policy.ecc_aggregate_uncorrectable_maximum`
-//!   when the profile sets it; otherwise any is a `warn`, because remapping may long have repaired the place.
+//! - Uncorrectable errors over the GPU's life (aggregate): `fail` above
+//!   `policy.ecc_aggregate_uncorrectable_maximum` when the profile sets it; otherwise any is a
+//!   `warn`, because remapping may long have repaired the place.
 //! - The driver's flag that SRAM errors exceed the threshold of NVIDIA's field diagnostic: `fail`.
-//! - Correctable errors since the driver was loaded: `warn` above `policy.ecc_volatile_correctable_maximum`; without
-//!   it, above 20,000,000 in DRAM or 10,000 in SRAM.
+//! - Correctable errors since the driver was loaded: `warn` above
+//!   `policy.ecc_volatile_correctable_maximum`; without it, above 20,000,000 in DRAM or 10,000 in
+//!   SRAM.
 //!
-//! Skipped where ECC is off (the counters stand still then). A GPU with ECC whose counters cannot be read is an
-//! `error`, and so is one of an unknown model where the profile sets a maximum.
+//! Skipped where ECC is off (the counters stand still then). A GPU with ECC whose counters cannot
+//! be read is an `error`, and so is one of an unknown model where the profile sets a maximum.
 //!
 //! ## What to do
-//! Drain the node and reset the GPU, so that rows are remapped; look at `row_remapping`. If errors return, or the SRAM
-//! threshold is exceeded, run NVIDIA's field diagnostic and return the GPU.
+//! Drain the node and reset the GPU, so that rows are remapped; look at `row_remapping`. If errors
+//! return, or the SRAM threshold is exceeded, run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; the flag is
-//! `bThresholdExceeded` of `nvmlEccSramErrorStatus_v1_t`. The thresholds of correctable errors are those of
-//! azurehpc-health-checks (`check_gpu_ecc 20000000 10000`).
+//! NVIDIA GPU Memory Error Management, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>;
+//! the flag is `bThresholdExceeded` of `nvmlEccSramErrorStatus_v1_t`. The thresholds of correctable
+//! errors are those of azurehpc-health-checks (`check_gpu_ecc 20000000 10000`).
 
 use crate::check::{Check, Judge};
 use crate::diagnosis::RecommendedAction;

@@ -1,21 +1,25 @@
 //! Fabric manager runs where NVSwitches need it.
 //!
 //! ## Why
-//! On machines whose GPUs are connected by NVSwitches, CUDA starts on none of them (error 802, system not yet
-//! initialized) until fabric manager has set the switches up. It has been seen dead for weeks while every GPU looked well.
+//! On machines whose GPUs are connected by NVSwitches, CUDA starts on none of them (error 802,
+//! system not yet initialized) until fabric manager has set the switches up. It has been seen dead
+//! for weeks while every GPU looked well.
 //!
 //! ## How it is judged
-//! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it, where the EC2 instance
-//! type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled is a warning, as it will not run after a
-//! reboot, except where it runs without a systemd unit: the GPU operator starts it in a container. Skipped elsewhere (HGX
-//! boards of Blackwell GPUs show no NVSwitch; there `fabric_state` judges the result), and in a container that does not see the host's services. What the fabric says of each GPU is judged by `fabric_state`.
+//! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it,
+//! where the EC2 instance type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled
+//! is a warning, as it will not run after a reboot, except where it runs without a systemd unit:
+//! the GPU operator starts it in a container. Skipped elsewhere (HGX boards of Blackwell GPUs show
+//! no NVSwitch; there `fabric_state` judges the result), and in a container that does not see the
+//! host's services. What the fabric says of each GPU is judged by `fabric_state`.
 //!
 //! ## What to do
-//! Install the package of exactly the driver's version and `systemctl enable --now nvidia-fabricmanager`; its log is
-//! `/var/log/fabricmanager.log`.
+//! Install the package of exactly the driver's version and
+//! `systemctl enable --now nvidia-fabricmanager`; its log is `/var/log/fabricmanager.log`.
 //!
 //! ## Source
-//! Fabric Manager for NVIDIA NVSwitch Systems, <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
+//! Fabric Manager for NVIDIA NVSwitch Systems,
+//! <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
 
 use crate::check::{Check, Judge};
 use crate::expect::{self, FABRIC_MANAGER_SERVICE};

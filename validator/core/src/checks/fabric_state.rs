@@ -1,23 +1,28 @@
 //! The GPU is registered with its NVLink fabric.
 //!
 //! ## Why
-//! Behind NVSwitches (Hopper and newer) a GPU works only after fabric manager has registered it: before that CUDA
-//! initialisation fails with error 802, or the GPU computes but cannot reach its peers.
+//! Behind NVSwitches (Hopper and newer) a GPU works only after fabric manager has registered it:
+//! before that CUDA initialisation fails with error 802, or the GPU computes but cannot reach its
+//! peers.
 //!
 //! ## How it is judged
-//! The registration must be completed, with success, and the fabric's health mask must name nothing. All GPUs of a model must be
-//! in one cluster and one clique, and on rack-scale systems (GB200, GB300) the cluster UUID must not be zero. Anything else is a
-//! `fail`, "in progress" too: it ends by itself only in the first minutes after boot. GPUs that need no fabric are
-//! skipped; one that must have a fabric (a whole board of Hopper or newer, or an EC2 type with NVSwitches) and says
-//! that it has none is an `error`.
+//! The registration must be completed, with success, and the fabric's health mask must name
+//! nothing. All GPUs of a model must be in one cluster and one clique, and on rack-scale systems
+//! (GB200, GB300) the cluster UUID must not be zero. Anything else is a `fail`, "in progress" too:
+//! it ends by itself only in the first minutes after boot. GPUs that need no fabric are skipped;
+//! one that must have a fabric (a whole board of Hopper or newer, or an EC2 type with NVSwitches)
+//! and says that it has none is an `error`.
 //!
 //! ## What to do
-//! Start fabric manager of exactly the driver's version (`systemctl enable --now nvidia-fabricmanager`) and read its
-//! log. On a virtual machine with shared NVSwitches the host runs it: ask the provider, or replace the instance.
+//! Start fabric manager of exactly the driver's version
+//! (`systemctl enable --now nvidia-fabricmanager`) and read its log. On a virtual machine with
+//! shared NVSwitches the host runs it: ask the provider, or replace the instance.
 //!
 //! ## Source
-//! `nvmlGpuFabricInfo_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html>; NVIDIA Fabric Manager
-//! User Guide, <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>; DCGM fails every other state.
+//! `nvmlGpuFabricInfo_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html>;
+//! NVIDIA Fabric Manager User Guide,
+//! <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>; DCGM fails every other
+//! state.
 
 use crate::check::{Check, Judge};
 use crate::expect;
@@ -72,8 +77,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         ))
 }
 
-/// The GPUs of one node are in one fabric: cluster and clique are the same. Of several fabrics the one with most GPUs is taken
-/// for right, and where none has most, every GPU is at fault.
+/// The GPUs of one node are in one fabric: cluster and clique are the same. Of several fabrics the
+/// one with most GPUs is taken for right, and where none has most, every GPU is at fault.
 fn other_fabric(gpu: &GpuFacts, fabric: &FabricState, facts: &Facts) -> Option<String> {
     let others = facts.gpus.iter().filter(|it| it.name == gpu.name);
     let registered: Vec<&FabricState> = others

@@ -1,21 +1,23 @@
 //! No other process uses the GPU.
 //!
 //! ## Why
-//! At image build, at first boot and before a job, a process that still holds the GPU is a leftover: it takes memory
-//! and time from the next job. But busy is not broken.
+//! At image build, at first boot and before a job, a process that still holds the GPU is a
+//! leftover: it takes memory and time from the next job. But busy is not broken.
 //!
 //! ## How it is judged
-//! Processes on the GPU, this validator's own aside, before the load and during the burn: `warn` by default, `fail` where `policy.foreign_processes` is
-//! `forbidden`, pass where it is `allowed`. With `required` their absence is a `fail`. Where the driver has no list of
-//! processes the check is skipped, an `error` with `forbidden` or `required`.
+//! Processes on the GPU, this validator's own aside, before the load and during the burn: `warn` by
+//! default, `fail` where `policy.foreign_processes` is `forbidden`, pass where it is `allowed`.
+//! With `required` their absence is a `fail`. Where the driver has no list of processes the check
+//! is skipped, an `error` with `forbidden` or `required`.
 //!
 //! ## What to do
-//! Find out whose process it is (`ps -fp <pid>`), and let it end or end it. In a container NVML may hide the processes
-//! of others, so look from the host.
+//! Find out whose process it is (`ps -fp <pid>`), and let it end or end it. In a container NVML may
+//! hide the processes of others, so look from the host.
 //!
 //! ## Source
-//! `nvmlDeviceGetComputeRunningProcesses`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>;
-//! DCGM warns of graphics processes, Meta's gcm fails on any before a job.
+//! `nvmlDeviceGetComputeRunningProcesses`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM warns of graphics
+//! processes, Meta's gcm fails on any before a job.
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts, GpuProcess};

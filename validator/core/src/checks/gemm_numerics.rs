@@ -1,37 +1,44 @@
 //! Every element of every product is right.
 //!
 //! ## Why
-//! A GPU that computes wrong numbers without a word spoils training runs and results for weeks before anybody looks at the
-//! hardware.
+//! A GPU that computes wrong numbers without a word spoils training runs and results for weeks
+//! before anybody looks at the hardware.
 //!
 //! ## How it is judged
-//! The reference product is proved apart from the kernel that made it: with exact operands against the host's own rows and by
-//! Freivalds' check in FP64 without tolerance; with random operands by Freivalds' check and by the host's rows, within the
-//! rounding of the format. The operands are compared with the host's own by checksums over all of their memory, and 1 MiB is
-//! copied in each direction. Then every element of every product is compared with the reference, bit for bit.
-//! - `fail`: a wrong element, a NaN or an infinity; a reference that is not right; other bits than most GPUs of the same
-//!   model gave with the same seed.
-//! - `error`: nothing was verified, or not every product; GPUs of one model differ and none has a majority; bits were flipped
-//!   on purpose; cuBLASLt multiplies exact operands wrongly where the embedded kernels are right, on all GPUs of the model
-//!   alike: that is suspected of being a bug of the library.
+//! The reference product is proved apart from the kernel that made it: with exact operands against
+//! the host's own rows and by Freivalds' check in FP64 without tolerance; with random operands by
+//! Freivalds' check and by the host's rows, within the rounding of the format. The operands are
+//! compared with the host's own by checksums over all of their memory, and 1 MiB is copied in each
+//! direction. Then every element of every product is compared with the reference, bit for bit.
+//! - `fail`: a wrong element, a NaN or an infinity; a reference that is not right; other bits than
+//!   most GPUs of the same model gave with the same seed.
+//! - `error`: nothing was verified, or not every product; GPUs of one model differ and none has a
+//!   majority; bits were flipped on purpose; cuBLASLt multiplies exact operands wrongly where the
+//!   embedded kernels are right, on all GPUs of the model alike: that is suspected of being a bug
+//!   of the library.
 //!
-//! Skipped where no burn was asked for, and where the run was stopped before enough was verified, which `run_complete` reports.
+//! Skipped where no burn was asked for, and where the run was stopped before enough was verified,
+//! which `run_complete` reports.
 //!
-//! Before each product, one word in each row of each block of its result is set to a value that no result has: a launch that
-//! succeeds and computes nothing, or stores that are lost, leave it there.
+//! Before each product, one word in each row of each block of its result is set to a value that no
+//! result has: a launch that succeeds and computes nothing, or stores that are lost, leave it
+//! there.
 //!
-//! Each wrong block is read again, and its product is computed again into the same memory. A block that is right when read
-//! again stands right in memory: reading it erred, and the arithmetic was right. One that is wrong again was computed or
-//! stored wrong: if it is right when computed again, that happened once (arithmetic, or a bit that flipped in memory, which
-//! the ECC counters tell); if it is wrong again, it is stuck: a multiprocessor if the wrong elements name the same
-//! one, a memory cell if they have the same bit of the same address.
+//! Each wrong block is read again, and its product is computed again into the same memory. A block
+//! that is right when read again stands right in memory: reading it erred, and the arithmetic was
+//! right. One that is wrong again was computed or stored wrong: if it is right when computed again,
+//! that happened once (arithmetic, or a bit that flipped in memory, which the ECC counters tell);
+//! if it is wrong again, it is stuck: a multiprocessor if the wrong elements name the same one, a
+//! memory cell if they have the same bit of the same address.
 //!
 //! ## What to do
-//! Take the node out of service, and keep the report: row, column, bits and multiprocessor are evidence.
+//! Take the node out of service, and keep the report: row, column, bits and multiprocessor are
+//! evidence.
 //!
 //! ## Source
-//! Freivalds, Probabilistic machines can use less running time (IFIP 1977); why silent errors matter:
-//! Hochschild et al., Cores that don't count, <https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf>.
+//! Freivalds, Probabilistic machines can use less running time (IFIP 1977); why silent errors
+//! matter: Hochschild et al., Cores that don't count,
+//! <https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf>.
 
 use std::collections::BTreeMap;
 
@@ -180,8 +187,9 @@ fn engine_of<'r>(products: &'r PrecisionRun, run: &'r BurnRun) -> &'r BurnEngine
     products.engine.as_ref().unwrap_or(&run.engine)
 }
 
-/// The two engines' products of exact operands have the same bits, where there are two. Where cuBLASLt alone is wrong, and
-/// wrong alike on every GPU of this model, the library is more likely to be wrong than the GPUs.
+/// The two engines' products of exact operands have the same bits, where there are two. Where
+/// cuBLASLt alone is wrong, and wrong alike on every GPU of this model, the library is more likely
+/// to be wrong than the GPUs.
 fn engines_agree(
     products: &PrecisionRun,
     run: &BurnRun,

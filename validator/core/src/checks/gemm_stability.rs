@@ -1,21 +1,23 @@
 //! The throughput is constant for the duration of the burn.
 //!
 //! ## Why
-//! A GPU whose rate comes and goes makes every other GPU of a job wait, although its mean may look right. Heat that builds up,
-//! power that is taken away and a part that drops out and returns all show in time first.
+//! A GPU whose rate comes and goes makes every other GPU of a job wait, although its mean may look
+//! right. Heat that builds up, power that is taken away and a part that drops out and returns all
+//! show in time first.
 //!
 //! ## How it is judged
-//! The rates of the intervals of half a second, the first second of each precision left out. `warn` when one in twenty or more
-//! lies more than 10 % below the median, which names other users of the GPU if there were any. `error` where a rate is no
-//! number. Skipped where there are fewer than six intervals, for MIG devices, whose GPU may have other guests, and where no
-//! burn was asked for.
+//! The rates of the intervals of half a second, the first second of each precision left out. `warn`
+//! when one in twenty or more lies more than 10 % below the median, which names other users of the
+//! GPU if there were any. `error` where a rate is no number. Skipped where there are fewer than six
+//! intervals, for MIG devices, whose GPU may have other guests, and where no burn was asked for.
 //!
 //! ## What to do
-//! See `burn_throttling` and `burn_temperature` for that time; look for other users of the GPU, and for what else the host does.
+//! See `burn_throttling` and `burn_temperature` for that time; look for other users of the GPU, and
+//! for what else the host does.
 //!
 //! ## Source
-//! The bound is gpu-fryer's for a GPU that is below the others, <https://github.com/huggingface/gpu-fryer>; on one H200 the rates
-//! of a minute lie within 2 %.
+//! The bound is gpu-fryer's for a GPU that is below the others,
+//! <https://github.com/huggingface/gpu-fryer>; on one H200 the rates of a minute lie within 2 %.
 
 use crate::burned;
 use crate::check::{Check, Judge};
@@ -35,7 +37,8 @@ pub(crate) const CHECK: Check = Check {
 
 /// gpu-fryer's bound, here of an interval against the median.
 const SHARE_MINIMUM: f64 = 0.90;
-/// One interval in twenty may be slow: a host that is busy for a moment delays a launch (this project's own choice).
+/// One interval in twenty may be slow: a host that is busy for a moment delays a launch (this
+/// project's own choice).
 const SLOW_INTERVALS_IN: usize = 20;
 /// Fewer say nothing of time (this project's own choice).
 const INTERVALS_MINIMUM: usize = 6;

@@ -1,31 +1,37 @@
 //! The GPU multiplies as fast as it should, and as fast as the others.
 //!
 //! ## Why
-//! In a job over many GPUs all wait for the slowest. A GPU that is slow and right shows in no other check.
+//! In a job over many GPUs all wait for the slowest. A GPU that is slow and right shows in no other
+//! check.
 //!
 //! ## How it is judged
 //! The median rate of each precision, the first second left out.
-//! - Against the reference of the model, where somebody measured one: `fail` below 75 % of it, `warn` below 90 %. Elsewhere against
-//!   a floor far below the data sheet's dense peak: `fail` below it. Where the power limit in force is below the default one,
-//!   both are lowered in proportion. Products of less than a millisecond do not fill a GPU and are not held against either.
-//! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more than 10 % below, `warn` more
-//!   than 5 % below.
+//! - Against the reference of the model, where somebody measured one: `fail` below 75 % of it,
+//!   `warn` below 90 %. Elsewhere against a floor far below the data sheet's dense peak: `fail`
+//!   below it. Where the power limit in force is below the default one, both are lowered in
+//!   proportion. Products of less than a millisecond do not fill a GPU and are not held against
+//!   either.
+//! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more
+//!   than 10 % below, `warn` more than 5 % below.
 //!
-//! Where others used the GPU meanwhile (`--share`, or a process that came in the middle), a GPU that would fail is busy instead: an
-//! `error`, and exit code 4.
+//! Where others used the GPU meanwhile (`--share`, or a process that came in the middle), a GPU
+//! that would fail is busy instead: an `error`, and exit code 4.
 //!
-//! `error` where the rate is no number, and where it is more than 125 % of the data sheet's dense peak or of the measured reference:
-//! then the clock is wrong or the work was not done. Skipped where there is neither reference nor another GPU, where the burn lasted less
-//! than two seconds, where no product was verified (`gemm_numerics` reports that), for MIG devices, and where no burn was
-//! asked for.
+//! `error` where the rate is no number, and where it is more than 125 % of the data sheet's dense
+//! peak or of the measured reference: then the clock is wrong or the work was not done. Skipped
+//! where there is neither reference nor another GPU, where the burn lasted less than two seconds,
+//! where no product was verified (`gemm_numerics` reports that), for MIG devices, and where no burn
+//! was asked for.
 //!
 //! ## What to do
-//! The finding names what held the clocks down, if anything did: see `burn_throttling`, `burn_power`, `power_limit` and
-//! `burn_temperature`. A GPU that is slow at full clocks and power belongs to its vendor.
+//! The finding names what held the clocks down, if anything did: see `burn_throttling`,
+//! `burn_power`, `power_limit` and `burn_temperature`. A GPU that is slow at full clocks and power
+//! belongs to its vendor.
 //!
 //! ## Source
 //! DCGM asks for 75 % of its reference; gpu-fryer objects to 10 % below the others
-//! (<https://github.com/huggingface/gpu-fryer>), `SuperBench` to 5 %. The rates: `validator/core/data/gemm_rates.yaml`.
+//! (<https://github.com/huggingface/gpu-fryer>), `SuperBench` to 5 %. The rates:
+//! `validator/core/data/gemm_rates.yaml`.
 
 use crate::burned;
 use crate::check::{Check, Judge};
@@ -53,8 +59,9 @@ const REFERENCE_SHARE_WANTED: f64 = 0.90;
 const OTHERS_SHARE_MINIMUM: f64 = 0.90;
 /// `SuperBench`'s bound.
 const OTHERS_SHARE_WANTED: f64 = 0.95;
-/// Data sheets state the peak at the boost clock; the highest clock of an H100 SXM is 8 % above it (1980 and 1830 MHz), and
-/// vendors raise the clocks of consumer cards by up to a tenth. Eight healthy H200s lie within 4 % (BENCHMARKS.md).
+/// Data sheets state the peak at the boost clock; the highest clock of an H100 SXM is 8 % above it
+/// (1980 and 1830 MHz), and vendors raise the clocks of consumer cards by up to a tenth. Eight
+/// healthy H200s lie within 4 % (BENCHMARKS.md).
 const BOUND_MAXIMUM: f64 = 1.25;
 /// Clocks rise for a moment and the power limit takes a second to bind.
 const MEASURED_MINIMUM_S: f64 = 2.0;
@@ -113,7 +120,8 @@ fn judge_products(
     ])
 }
 
-/// A rate that no such GPU reaches was not measured: the clock is wrong, or not all of the work was done.
+/// A rate that no such GPU reaches was not measured: the clock is wrong, or not all of the work was
+/// done.
 fn above_what_hardware_can_do(
     products: &PrecisionRun,
     rate: f64,
@@ -289,7 +297,8 @@ fn sensors<'f>(gpu: &GpuFacts, facts: &'f Facts) -> Option<&'f crate::facts::Sen
     facts.load.sensors.get(gpu.uuid.value()?)
 }
 
-/// What the sensors say of the clocks: `; clocks held down by hw_thermal_slowdown, 1005 MHz, 350 W`. Empty without sensors.
+/// What the sensors say of the clocks:
+/// `; clocks held down by hw_thermal_slowdown, 1005 MHz, 350 W`. Empty without sensors.
 fn what_held_it(run: &BurnRun, gpu: &GpuFacts, facts: &Facts) -> String {
     use std::fmt::Write as _;
     let samples = sensors(gpu, facts).and_then(|log| burned::samples_under_load(run, log).ok());

@@ -1,20 +1,22 @@
 //! The driver supports the architecture of every GPU.
 //!
 //! ## Why
-//! Drivers leave old GPUs behind: 580 is the last branch for Maxwell, Pascal and Volta, so that a newer driver on a P3
-//! instance finds no GPU. And a driver older than a GPU does not know it: Blackwell needs 570 or newer.
+//! Drivers leave old GPUs behind: 580 is the last branch for Maxwell, Pascal and Volta, so that a
+//! newer driver on a P3 instance finds no GPU. And a driver older than a GPU does not know it:
+//! Blackwell needs 570 or newer.
 //!
 //! ## How it is judged
-//! A GPU that CUDA offers is supported. For every other GPU the branch of the loaded kernel module is compared with its
-//! compute capability: the branch must not be newer than the last one that supports it, nor older than the first. Other
-//! reasons why CUDA does not offer a GPU are judged by `gpu_count` and `cuda_driver_library`.
+//! A GPU that CUDA offers is supported. For every other GPU the branch of the loaded kernel module
+//! is compared with its compute capability: the branch must not be newer than the last one that
+//! supports it, nor older than the first. Other reasons why CUDA does not offer a GPU are judged by
+//! `gpu_count` and `cuda_driver_library`.
 //!
 //! ## What to do
 //! Install a driver of a branch that supports the GPUs.
 //!
 //! ## Source
-//! CUDA Toolkit Release Notes, <https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/>; NVIDIA data center driver
-//! release notes on discontinued architectures.
+//! CUDA Toolkit Release Notes, <https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/>; NVIDIA
+//! data center driver release notes on discontinued architectures.
 
 use crate::check::{Check, Judge};
 use crate::facts::Facts;

@@ -1,30 +1,35 @@
 //! Every GPU that the machine should have is there, in every layer.
 //!
 //! ## Why
-//! A GPU can be lost between any two layers: it falls off the PCI bus, the kernel module does not start it, NVML does not
-//! list it, CUDA does not offer it. Jobs then get seven of eight GPUs, or fail in ways that name no GPU.
+//! A GPU can be lost between any two layers: it falls off the PCI bus, the kernel module does not
+//! start it, NVML does not list it, CUDA does not offer it. Jobs then get seven of eight GPUs, or
+//! fail in ways that name no GPU.
 //!
 //! ## How it is judged
-//! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else what the EC2 instance type
-//! has. Where neither states a number, what the machine shows decides: the GPUs of NVIDIA's own systems by their DMI product
-//! name, GPUs that the kernel enumerated when it booted, boards whose NVSwitches and GPUs do not fit (seven GPUs or three
-//! NVSwitches of an HGX H100), and, on bare metal, a number of SXM GPUs that no board has. In a container a list in
-//! `NVIDIA_VISIBLE_DEVICES` counts. Two GPUs with one UUID fail. Each GPU must be held by the kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG
-//! changes the picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU); the text names
-//! the first layer that misses each GPU. When nothing is expected and there is no GPU at all, or when the profile says no
-//! count and the instance type of an EC2 instance could not be read, it could not be judged. In a container only the
-//! profile's count, NVML and CUDA are compared: the bus it sees is the host's.
+//! The number of GPUs on the PCI bus must be the expected one: `gpus.count` of the profile, else
+//! what the EC2 instance type has. Where neither states a number, what the machine shows decides:
+//! the GPUs of NVIDIA's own systems by their DMI product name, GPUs that the kernel enumerated when
+//! it booted, boards whose NVSwitches and GPUs do not fit (seven GPUs or three NVSwitches of an HGX
+//! H100), and, on bare metal, a number of SXM GPUs that no board has. In a container a list in
+//! `NVIDIA_VISIBLE_DEVICES` counts. Two GPUs with one UUID fail. Each GPU must be held by the
+//! kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG changes the
+//! picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU);
+//! the text names the first layer that misses each GPU. When nothing is expected and there is no
+//! GPU at all, or when the profile says no count and the instance type of an EC2 instance could not
+//! be read, it could not be judged. In a container only the profile's count, NVML and CUDA are
+//! compared: the bus it sees is the host's.
 //!
 //! In WSL2, whose PCI bus shows no GPU, NVML and CUDA are compared as in a container.
 //!
 //! ## What to do
-//! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU, reboot; if the GPU stays
-//! away from the bus, stop and start the instance on other hardware, or have the machine inspected.
+//! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU,
+//! reboot; if the GPU stays away from the bus, stop and start the instance on other hardware, or
+//! have the machine inspected.
 //!
 //! ## Source
-//! DCGM's deployment check "Permissions and OS-related Blocks" counts device nodes; AWS, Amazon EC2 instance types,
-//! <https://aws.amazon.com/ec2/instance-types/#Accelerated_Computing>; NVIDIA Fabric Manager User Guide,
-//! <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
+//! DCGM's deployment check "Permissions and OS-related Blocks" counts device nodes; AWS, Amazon EC2
+//! instance types, <https://aws.amazon.com/ec2/instance-types/#Accelerated_Computing>; NVIDIA
+//! Fabric Manager User Guide, <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
 
 use std::collections::BTreeSet;
 
@@ -128,7 +133,8 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
     nobody_expects(outcome, facts)
 }
 
-/// All layers agree, and neither the profile nor a known instance type says on how many GPUs they should.
+/// All layers agree, and neither the profile nor a known instance type says on how many GPUs they
+/// should.
 fn nobody_expects(outcome: Outcome, facts: &Facts) -> Judgement {
     match &facts.host.ec2 {
         Reading::NotSupported => Ok(outcome),
@@ -188,8 +194,8 @@ fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
     judge_cuda(facts, count, &format!("NVML in {place}"), expected.as_ref())
 }
 
-/// How many GPUs the container runtime was asked for: a list of indices or UUIDs. `all`, `none`, `void` and MIG devices name
-/// no number of GPUs.
+/// How many GPUs the container runtime was asked for: a list of indices or UUIDs. `all`, `none`,
+/// `void` and MIG devices name no number of GPUs.
 fn given_by_the_environment(facts: &Facts) -> Option<Expected<u32>> {
     const VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
     let list = facts.host.environment.value()?.get(VARIABLE)?;

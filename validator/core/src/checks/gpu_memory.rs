@@ -1,15 +1,15 @@
 //! The GPU has all its memory.
 //!
 //! ## Why
-//! A GPU that shows less memory than its siblings (a failed memory stack, a wrong VBIOS, a MIG or vGPU remainder) fails
-//! jobs that fit everywhere else.
+//! A GPU that shows less memory than its siblings (a failed memory stack, a wrong VBIOS, a MIG or
+//! vGPU remainder) fails jobs that fit everywhere else.
 //!
 //! ## How it is judged
-//! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else what the GPU model has.
-//! It must also be what the other GPUs of the same name in this machine have: `fail` below 97 % of the largest with the
-//! same PCI device id and ECC mode, otherwise less is a `warn`, since ECC, board and firmware take a little each. With no
-//! expectation and no other GPU, the
-//! check is skipped, as it is on GPUs that share the host's memory.
+//! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else
+//! what the GPU model has. It must also be what the other GPUs of the same name in this machine
+//! have: `fail` below 97 % of the largest with the same PCI device id and ECC mode, otherwise less
+//! is a `warn`, since ECC, board and firmware take a little each. With no expectation and no other
+//! GPU, the check is skipped, as it is on GPUs that share the host's memory.
 //!
 //! ## What to do
 //! Reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if memory is still missing, replace the GPU.
@@ -34,7 +34,8 @@ pub(crate) const CHECK: Check = Check {
 };
 
 const MIB: u64 = 1024 * 1024;
-/// What the reference table demands of a model's memory too: drivers and firmware keep up to 2.6 % of it.
+/// What the reference table demands of a model's memory too: drivers and firmware keep up to 2.6 %
+/// of it.
 const SIBLING_MINIMUM_PERCENT: u64 = 97;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {

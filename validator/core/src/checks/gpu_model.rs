@@ -1,18 +1,20 @@
 //! The GPU is of the expected model.
 //!
 //! ## Why
-//! A node with another GPU than its pool promises runs jobs slower, or not at all. A GPU that names itself wrongly has
-//! a wrong or damaged VBIOS.
+//! A node with another GPU than its pool promises runs jobs slower, or not at all. A GPU that names
+//! itself wrongly has a wrong or damaged VBIOS.
 //!
 //! ## How it is judged
-//! The product name that NVML gives must be the one that the profile names (`gpus.model`: the product name, or the name
-//! of a model of the reference table), else the one that the EC2 instance type has. With neither, `gpus_uniform` judges
-//! whether the GPUs of the machine are alike. A GPU of a known model must have that model's compute capability. A model
-//! that is not in the reference table is a `warn`: its ECC, NVLink, memory and power are judged without knowing what
-//! they should be.
+//! The product name that NVML gives must be the one that the profile names (`gpus.model`: the
+//! product name, or the name of a model of the reference table), else the one that the EC2 instance
+//! type has. With neither, `gpus_uniform` judges whether the GPUs of the machine are alike. A GPU
+//! of a known model must have that model's compute capability. A model that is not in the reference
+//! table is a `warn`: its ECC, NVLink, memory and power are judged without knowing what they should
+//! be.
 //!
-//! Where CUDA was read, the GPU must have its model's multiprocessors, and no fewer than another GPU of its name: `fail`. Not
-//! judged in MIG mode, of a virtual GPU, and where a share of MPS is set, which show a part of the GPU.
+//! Where CUDA was read, the GPU must have its model's multiprocessors, and no fewer than another
+//! GPU of its name: `fail`. Not judged in MIG mode, of a virtual GPU, and where a share of MPS is
+//! set, which show a part of the GPU.
 //!
 //! A virtual GPU (vGPU) is skipped unless the profile or the instance type names a model.
 //!

@@ -1,22 +1,25 @@
 //! A pod that requests one GPU gets one, and its results are correct.
 //!
 //! ## Why
-//! Everything before can be right and a user's pod still see no GPU, or all of them: the container runtime has the last
-//! word. Only a pod can tell.
+//! Everything before can be right and a user's pod still see no GPU, or all of them: the container
+//! runtime has the last word. Only a pod can tell.
 //!
 //! ## How it is judged
 //! At level extended, or where `kubernetes.gpu_pod.run` of the profile is true, with the image of
-//! `kubernetes.gpu_pod.image`. As many pods at once as devices are free (or `count`) ask for one `nvidia.com/gpu` each, mount
-//! nothing, and run `gpu-validator collect --level standard --no-burn`. Each must see exactly one GPU of this node, by NVML and by
-//! CUDA, and its check kernel must be right; no two may see the same, unless GPUs are shared. Where pods of others have
-//! GPUs the check is busy (exit code 4) for these, not failed. Pods are removed at the end, after Ctrl-C as well; what a
-//! killed run left is found by its label and removed by the next.
+//! `kubernetes.gpu_pod.image`. As many pods at once as devices are free (or `count`) ask for one
+//! `nvidia.com/gpu` each, mount nothing, and run
+//! `gpu-validator collect --level standard --no-burn`. Each must see exactly one GPU of this node,
+//! by NVML and by CUDA, and its check kernel must be right; no two may see the same, unless GPUs
+//! are shared. Where pods of others have GPUs the check is busy (exit code 4) for these, not
+//! failed. Pods are removed at the end, after Ctrl-C as well; what a killed run left is found by
+//! its label and removed by the next.
 //!
 //! ## What to do
-//! No GPU in the pod: the container runtime does not give it the driver; make `nvidia` the default runtime or name the
-//! runtime class (`kubernetes.gpu_pod.runtime_class`). All GPUs: `NVIDIA_VISIBLE_DEVICES=all` of the image is obeyed without
-//! a limit. `CUDA driver version is insufficient`: the image's CUDA is newer than the driver; take an older image or update
-//! the driver. Not scheduled: the message names the taint or label.
+//! No GPU in the pod: the container runtime does not give it the driver; make `nvidia` the default
+//! runtime or name the runtime class (`kubernetes.gpu_pod.runtime_class`). All GPUs:
+//! `NVIDIA_VISIBLE_DEVICES=all` of the image is obeyed without a limit.
+//! `CUDA driver version is insufficient`: the image's CUDA is newer than the driver; take an older
+//! image or update the driver. Not scheduled: the message names the taint or label.
 //!
 //! ## Source
 //! Kubernetes, schedule GPUs, <https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/>

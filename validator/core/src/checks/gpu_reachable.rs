@@ -1,18 +1,19 @@
 //! The GPU is reachable: it is not lost, and the driver's calls return.
 //!
 //! ## Why
-//! A GPU that has fallen off the bus, or whose firmware no longer answers, is often still counted and listed. Jobs that
-//! get it hang or die, and so does every tool that asks it something.
+//! A GPU that has fallen off the bus, or whose firmware no longer answers, is often still counted
+//! and listed. Jobs that get it hang or die, and so does every tool that asks it something.
 //!
 //! ## How it is judged
-//! `fail` when NVML says that the GPU is lost or must be reset before it can be used. All other checks of that GPU are
-//! then skipped, because nothing else can be asked of it (they are judged if the profile softens this check). `error`
-//! when a call did not return in time or crashed (it is named), or when the GPU does not tell its UUID.
+//! `fail` when NVML says that the GPU is lost or must be reset before it can be used. All other
+//! checks of that GPU are then skipped, because nothing else can be asked of it (they are judged if
+//! the profile softens this check). `error` when a call did not return in time or crashed (it is
+//! named), or when the GPU does not tell its UUID.
 //!
 //! ## What to do
-//! Drain the node and reboot it; on EC2, stop and start the instance (which mostly moves it to other hardware) or
-//! replace it. A GPU that is lost again needs a hardware inspection. For a hung call, look for Xid 119, 120 (GSP) and
-//! 79 in the kernel log.
+//! Drain the node and reboot it; on EC2, stop and start the instance (which mostly moves it to
+//! other hardware) or replace it. A GPU that is lost again needs a hardware inspection. For a hung
+//! call, look for Xid 119, 120 (GSP) and 79 in the kernel log.
 //!
 //! ## Source
 //! `NVML_ERROR_GPU_IS_LOST` and `NVML_ERROR_RESET_REQUIRED` in NVML's return codes,

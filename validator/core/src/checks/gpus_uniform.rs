@@ -1,12 +1,13 @@
 //! All GPUs of the machine are of one model.
 //!
 //! ## Why
-//! Work that is spread over the GPUs of a node takes them to be alike. A card of another model among them was put there by
-//! mistake, or the job that lands on it is surprised.
+//! Work that is spread over the GPUs of a node takes them to be alike. A card of another model
+//! among them was put there by mistake, or the job that lands on it is surprised.
 //!
 //! ## How it is judged
-//! The names that NVML gives must be the same; more than one is a warning, since workstations mix cards on purpose. Where
-//! profile or EC2 instance type name the model, `gpu_model` judges each GPU against it and this check is skipped.
+//! The names that NVML gives must be the same; more than one is a warning, since workstations mix
+//! cards on purpose. Where profile or EC2 instance type name the model, `gpu_model` judges each GPU
+//! against it and this check is skipped.
 //!
 //! ## What to do
 //! Replace the odd card, or name what is wanted in a profile.

@@ -1,28 +1,30 @@
 //! The memory of an idle GPU is free.
 //!
 //! ## Why
-//! Memory that stays in use without a process is leaked: by a job that was killed and whose process hangs in the
-//! kernel, or by a container that NVML cannot see. The next job runs out of memory.
+//! Memory that stays in use without a process is leaked: by a job that was killed and whose process
+//! hangs in the kernel, or by a container that NVML cannot see. The next job runs out of memory.
 //!
 //! ## How it is judged
-//! On a GPU with processes more than 1024 MiB that these do not explain warn, where NVML states the memory of each; otherwise
-//! the check is skipped, since the memory may well be theirs. On a GPU without processes, memory in use beside what the
-//! driver reserves:
+//! On a GPU with processes more than 1024 MiB that these do not explain warn, where NVML states the
+//! memory of each; otherwise the check is skipped, since the memory may well be theirs. On a GPU
+//! without processes, memory in use beside what the driver reserves:
 //! - with `policy.idle_memory_maximum_mib`: `fail` above it;
-//! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others can be hidden, it
-//!   is always a `warn`.
+//! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others
+//!   can be hidden, it is always a `warn`.
 //!
-//! Only the upper limit is judged with old drivers, which count what they reserve as used, and on GPUs that are not
-//! known as data center models: a console or desktop takes tens of MiB there. GPUs in MIG mode are skipped, and so are
-//! those without a list of processes, an `error` with a maximum in the profile.
+//! Only the upper limit is judged with old drivers, which count what they reserve as used, and on
+//! GPUs that are not known as data center models: a console or desktop takes tens of MiB there.
+//! GPUs in MIG mode are skipped, and so are those without a list of processes, an `error` with a
+//! maximum in the profile.
 //!
 //! ## What to do
-//! Look for processes in state D or Z that hold `/dev/nvidia*` (`fuser -v /dev/nvidia*`), and for stopped containers.
-//! If there are none, reset the GPU or reboot.
+//! Look for processes in state D or Z that hold `/dev/nvidia*` (`fuser -v /dev/nvidia*`), and for
+//! stopped containers. If there are none, reset the GPU or reboot.
 //!
 //! ## Source
-//! 15 MiB is the limit of Meta's gcm health checks before a job. 1024 MiB is this project's own choice: it leaves room
-//! for what old drivers count of their own (driver 580 reserves 616 MiB on an H200).
+//! 15 MiB is the limit of Meta's gcm health checks before a job. 1024 MiB is this project's own
+//! choice: it leaves room for what old drivers count of their own (driver 580 reserves 616 MiB on
+//! an H200).
 
 use crate::check::{Check, Judge};
 use crate::expect::model_has;
@@ -43,7 +45,8 @@ pub(crate) const CHECK: Check = Check {
 const MIB: u64 = 1024 * 1024;
 /// The limit of Meta's gcm health checks.
 const WARN_ABOVE_MIB: u64 = 15;
-/// This project's own choice: more than a driver keeps for itself (616 MiB on an H200), so somebody's data.
+/// This project's own choice: more than a driver keeps for itself (616 MiB on an H200), so
+/// somebody's data.
 const FAIL_ABOVE_MIB: u64 = 1024;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {

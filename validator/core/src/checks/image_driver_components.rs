@@ -1,22 +1,24 @@
 //! The driver's libraries, firmware and fabric manager are of the modules' version.
 //!
 //! ## Why
-//! The parts of a driver come in many packages. One that is not held at its version is newer in the image than the kernel
-//! modules, and no instance of it starts CUDA.
+//! The parts of a driver come in many packages. One that is not held at its version is newer in the
+//! image than the kernel modules, and no instance of it starts CUDA.
 //!
 //! ## How it is judged
-//! At level image only, from files. Against the version of the kernel modules on the disk: the `libnvidia-ml` and `libcuda`
-//! that the loader would take (both must be there), the GSP firmware below `/lib/firmware/nvidia` (must be there for the open
-//! modules, which need it), and fabric manager where it is installed. CUDA toolkits that the profile asks for
-//! (`cuda.toolkits`) must be there. A `libcuda` of a `cuda-compat` package on the loader's path fails: whether it may be used
+//! At level image only, from files. Against the version of the kernel modules on the disk: the
+//! `libnvidia-ml` and `libcuda` that the loader would take (both must be there), the GSP firmware
+//! below `/lib/firmware/nvidia` (must be there for the open modules, which need it), and fabric
+//! manager where it is installed. CUDA toolkits that the profile asks for (`cuda.toolkits`) must be
+//! there. A `libcuda` of a `cuda-compat` package on the loader's path fails: whether it may be used
 //! depends on GPUs that the image does not know.
 //!
 //! ## What to do
 //! Install every part by the same full version, and hold them (`dnf versionlock`, `apt-mark hold`).
 //!
 //! ## Source
-//! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>; Fabric Manager User Guide (its version must be
-//! the driver's), <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
+//! CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>; Fabric Manager User
+//! Guide (its version must be the driver's),
+//! <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, KernelModuleFlavor, LibraryFile, ModuleFile, Reading};

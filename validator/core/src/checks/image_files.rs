@@ -1,12 +1,13 @@
 //! The files that the profile requires are in the image.
 //!
 //! ## Why
-//! What a node needs beside the driver (the validator itself, its profile, the container toolkit's configuration) comes from
-//! several provisioners; one that was left out is noticed when the first node does not join.
+//! What a node needs beside the driver (the validator itself, its profile, the container toolkit's
+//! configuration) comes from several provisioners; one that was left out is noticed when the first
+//! node does not join.
 //!
 //! ## How it is judged
-//! At level image only. Each path of `image.files` in the profile must be a file that is not empty. Skipped when the profile
-//! asks for none.
+//! At level image only. Each path of `image.files` in the profile must be a file that is not empty.
+//! Skipped when the profile asks for none.
 //!
 //! ## What to do
 //! Run the provisioner that installs the file.

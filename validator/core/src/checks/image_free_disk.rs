@@ -1,16 +1,17 @@
 //! The image's root file system has room for a node's work.
 //!
 //! ## Why
-//! Container images, logs and the scratch files of jobs go to the root volume. A node that comes up nearly full evicts its
-//! first pods.
+//! Container images, logs and the scratch files of jobs go to the root volume. A node that comes up
+//! nearly full evicts its first pods.
 //!
 //! ## How it is judged
-//! At level image only. At least 15 % of the root file system must be free, or what the profile says
-//! (`image.free_disk_minimum_percent`): below 15 % for images kubelet begins to evict. The instance's volume may be larger than
-//! the image's, never smaller.
+//! At level image only. At least 15 % of the root file system must be free, or what the profile
+//! says (`image.free_disk_minimum_percent`): below 15 % for images kubelet begins to evict. The
+//! instance's volume may be larger than the image's, never smaller.
 //!
 //! ## What to do
-//! Remove what the image does not need (package caches, CUDA toolkits that no job uses), or give it a larger volume.
+//! Remove what the image does not need (package caches, CUDA toolkits that no job uses), or give it
+//! a larger volume.
 //!
 //! ## Source
 //! Kubernetes, Node-pressure Eviction, default `imagefs.available<15%`,

@@ -1,18 +1,21 @@
 //! The driver's kernel modules are built for every installed kernel.
 //!
 //! ## Why
-//! DKMS builds modules for the kernels whose headers it finds, and goes on when a build fails. An image that boots another
-//! kernel than the one it was baked on then comes up without a driver, on every instance.
+//! DKMS builds modules for the kernels whose headers it finds, and goes on when a build fails. An
+//! image that boots another kernel than the one it was baked on then comes up without a driver, on
+//! every instance.
 //!
 //! ## How it is judged
-//! At level image only, from files, so that the build instance needs no GPU. Every kernel below `/lib/modules` must have
-//! `nvidia` and `nvidia_uvm`, built for that kernel (`vermagic`), all of one version and flavour, and these must be what the
-//! profile asks for (`driver.minimum`, `driver.branch`, `driver.kernel_module`). No kernel at all is an `error`. An image in
-//! which this was not judged never passes.
+//! At level image only, from files, so that the build instance needs no GPU. Every kernel below
+//! `/lib/modules` must have `nvidia` and `nvidia_uvm`, built for that kernel (`vermagic`), all of
+//! one version and flavour, and these must be what the profile asks for (`driver.minimum`,
+//! `driver.branch`, `driver.kernel_module`). No kernel at all is an `error`. An image in which this
+//! was not judged never passes.
 //!
 //! ## What to do
-//! Install the headers of the kernel (`kernel-devel-…`, `linux-headers-…`) and build: `dkms autoinstall -k RELEASE`, whose
-//! log is `/var/lib/dkms/nvidia/VERSION/build/make.log`. Remove kernels that are not wanted, and hold the one that is.
+//! Install the headers of the kernel (`kernel-devel-…`, `linux-headers-…`) and build:
+//! `dkms autoinstall -k RELEASE`, whose log is `/var/lib/dkms/nvidia/VERSION/build/make.log`.
+//! Remove kernels that are not wanted, and hold the one that is.
 //!
 //! ## Source
 //! dkms(8); modinfo(8); NVIDIA Driver Installation Guide,

@@ -1,23 +1,26 @@
 //! Nothing of the build instance is left in the image.
 //!
 //! ## Why
-//! Everybody who may start the image can read all of its disk. A key that was left lets them in somewhere, host keys that are
-//! the same on every instance let anyone pose as any of them, and cloud-init's state keeps an instance from being set up.
+//! Everybody who may start the image can read all of its disk. A key that was left lets them in
+//! somewhere, host keys that are the same on every instance let anyone pose as any of them, and
+//! cloud-init's state keeps an instance from being set up.
 //!
 //! ## How it is judged
-//! At level image only. Secrets (authorized keys, private keys, credentials of AWS, Docker, Git and a runner, variables that
-//! hold a secret in files that every shell or unit reads), identities (host keys, machine id, cloud-init's state, the CDI
-//! specification of the build instance's GPUs, reports of its validation) and shell histories fail. Package caches are a
-//! warning: they only take room. Empty files and folders count as gone, and so does what the profile names under
+//! At level image only. Secrets (authorized keys, private keys, credentials of AWS, Docker, Git and
+//! a runner, variables that hold a secret in files that every shell or unit reads), identities
+//! (host keys, machine id, cloud-init's state, the CDI specification of the build instance's GPUs,
+//! reports of its validation) and shell histories fail. Package caches are a warning: they only
+//! take room. Empty files and folders count as gone, and so does what the profile names under
 //! `image.leftovers_allowed`. A folder that cannot be listed is an `error`: run as root.
 //!
 //! ## What to do
-//! Remove it as the last step before the validation; `packer/provisioners/clean-image.sh` removes all that is judged here.
+//! Remove it as the last step before the validation; `packer/provisioners/clean-image.sh` removes
+//! all that is judged here.
 //!
 //! ## Source
 //! AWS, Guidelines for shared Linux AMIs,
-//! <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/building-shared-amis.html>; systemd, Safely Building Images,
-//! <https://systemd.io/BUILDING_IMAGES/>
+//! <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/building-shared-amis.html>; systemd, Safely
+//! Building Images, <https://systemd.io/BUILDING_IMAGES/>
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, Leftover, LeftoverKind};

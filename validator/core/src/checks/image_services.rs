@@ -4,8 +4,9 @@
 //! A service that was started while baking, and not enabled, is gone on every instance.
 //!
 //! ## How it is judged
-//! At level image only, from unit files and enablement links. Each service of `image.enabled_services` in the profile must
-//! be installed and enabled. Without that list it is `nvidia-persistenced` alone, which every GPU node needs.
+//! At level image only, from unit files and enablement links. Each service of
+//! `image.enabled_services` in the profile must be installed and enabled. Without that list it is
+//! `nvidia-persistenced` alone, which every GPU node needs.
 //!
 //! ## What to do
 //! `systemctl enable UNIT` while baking.

@@ -1,18 +1,21 @@
 //! The InfoROM is valid.
 //!
 //! ## Why
-//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped rows. When its
-//! checksum is wrong, lifetime error counts and settings such as ECC mode can no longer be trusted.
+//! The InfoROM is the small memory on the board that keeps configuration, ECC counts and remapped
+//! rows. When its checksum is wrong, lifetime error counts and settings such as ECC mode can no
+//! longer be trusted.
 //!
 //! ## How it is judged
 //! `nvmlDeviceValidateInforom` must find no corruption. GPUs without an InfoROM are skipped.
 //!
 //! ## What to do
-//! Reset the GPU or reboot, and look again. An InfoROM that stays corrupt is a hardware fault: return the GPU.
+//! Reset the GPU or reboot, and look again. An InfoROM that stays corrupt is a hardware fault:
+//! return the GPU.
 //!
 //! ## Source
-//! `nvmlDeviceValidateInforom`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM's
-//! deployment check fails on it, and `nvidia-smi` ends with exit code 14.
+//! `nvmlDeviceValidateInforom`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM's deployment check
+//! fails on it, and `nvidia-smi` ends with exit code 14.
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts};

@@ -1,31 +1,34 @@
 //! The environment injects no debugger or profiler into CUDA programs.
 //!
 //! ## Why
-//! Variables left behind by a debugging session load a library into every CUDA program, serialise every kernel, stop at an
-//! exception or write core dumps: jobs get slow, hang or fill the disk, and nothing on the GPU looks wrong.
+//! Variables left behind by a debugging session load a library into every CUDA program, serialise
+//! every kernel, stop at an exception or write core dumps: jobs get slow, hang or fill the disk,
+//! and nothing on the GPU looks wrong.
 //!
 //! ## How it is judged
-//! Warns when one of the variables below is set, switches to anything but 0, unless the profile lists it under
-//! `environment.allowed`. Fails when a
-//! variable of `environment.required` is not set to exactly that value. It is the environment of this validator that is
-//! judged: run it from where jobs start. Its own check kernel and burn run without what is listed here, so that no GPU is
+//! Warns when one of the variables below is set, switches to anything but 0, unless the profile
+//! lists it under `environment.allowed`. Fails when a variable of `environment.required` is not set
+//! to exactly that value. It is the environment of this validator that is judged: run it from where
+//! jobs start. Its own check kernel and burn run without what is listed here, so that no GPU is
 //! blamed for it; `LD_PRELOAD` and `LD_AUDIT` alone stay.
 //!
-//! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`, `CUDA_PROFILE`,
-//! `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`, `CUDA_COREDUMP_FILE`,
-//! `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list), `CUDA_ENABLE_LIGHTWEIGHT_COREDUMP`, `CUDA_LAUNCH_BLOCKING`,
-//! `CUDA_FORCE_JIT`, `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_JIT`, `CUDA_DISABLE_PTX_JIT`, `NVIDIA_TF32_OVERRIDE`,
-//! `CUBLAS_EMULATE_SINGLE_PRECISION`, `CUBLAS_EMULATE_DOUBLE_PRECISION`, `CUBLAS_EMULATION_STRATEGY`, `LD_PRELOAD`,
-//! `LD_AUDIT`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` and `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` (a share of MPS that was
-//! meant for one job limits every job).
+//! `CUDA_INJECTION32_PATH`, `CUDA_INJECTION64_PATH`, `NSIGHT_CUDA_DEBUGGER`, `CUDA_AUTO_BOOST`,
+//! `CUDA_PROFILE`, `COMPUTE_PROFILE`, `OPENCL_PROFILE`, `CUDA_ENABLE_COREDUMP_ON_EXCEPTION`,
+//! `CUDA_COREDUMP_FILE`, `CUDA_DEVICE_WAITS_ON_EXCEPTION` (DCGM's list),
+//! `CUDA_ENABLE_LIGHTWEIGHT_COREDUMP`, `CUDA_LAUNCH_BLOCKING`, `CUDA_FORCE_JIT`,
+//! `CUDA_FORCE_PTX_JIT`, `CUDA_DISABLE_JIT`, `CUDA_DISABLE_PTX_JIT`, `NVIDIA_TF32_OVERRIDE`,
+//! `CUBLAS_EMULATE_SINGLE_PRECISION`, `CUBLAS_EMULATE_DOUBLE_PRECISION`,
+//! `CUBLAS_EMULATION_STRATEGY`, `LD_PRELOAD`, `LD_AUDIT`, `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` and
+//! `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` (a share of MPS that was meant for one job limits every job).
 //!
 //! ## What to do
-//! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's `Environment=`) and remove it.
+//! Find who sets it (`/etc/environment`, `/etc/profile.d`, the runner's or the unit's
+//! `Environment=`) and remove it.
 //!
 //! ## Source
 //! DCGM's deployment check "Environment Variables"; CUDA Environment Variables,
-//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>; cuBLAS, floating point emulation,
-//! <https://docs.nvidia.com/cuda/cublas/#floating-point-emulation>
+//! <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables>; cuBLAS,
+//! floating point emulation, <https://docs.nvidia.com/cuda/cublas/#floating-point-emulation>
 
 use crate::check::{Check, Judge};
 use crate::facts::Facts;
@@ -64,7 +67,8 @@ fn has_effect(name: &str, value: &str) -> bool {
     !value.is_empty() && !is_off
 }
 
-/// Whether every probe keeps this variable, so that its absence from the facts means that it was not set.
+/// Whether every probe keeps this variable, so that its absence from the facts means that it was
+/// not set.
 fn is_always_looked_at(name: &str) -> bool {
     name == "CUDA_VISIBLE_DEVICES" || INJECTED_VARIABLES.iter().any(|(it, _)| *it == name)
 }

@@ -1,19 +1,21 @@
 //! JAX starts on every GPU and its results equal those of the CPU.
 //!
 //! ## Why
-//! JAX without its CUDA plugin, or with one of another version, falls back to the CPU without an error.
+//! JAX without its CUDA plugin, or with one of another version, falls back to the CPU without an
+//! error.
 //!
 //! ## How it is judged
-//! The framework is started in a process of its own, with a time limit and a memory limit. The build's CUDA version and the
-//! architectures of its GPU code are judged against driver and GPUs; a proof that succeeded outweighs the tables. A failure
-//! is a `warn` in an environment that neither the profile nor a variable selects, where another environment works.
-//! JAX without a CUDA plugin is a `warn`.
+//! The framework is started in a process of its own, with a time limit and a memory limit. The
+//! build's CUDA version and the architectures of its GPU code are judged against driver and GPUs; a
+//! proof that succeeded outweighs the tables. A failure is a `warn` in an environment that neither
+//! the profile nor a variable selects, where another environment works. JAX without a CUDA plugin
+//! is a `warn`.
 //!
 //! Skipped where no Python environment has the package, and where none was started.
 //!
 //! ## What to do
-//! `gpu-validator environment` prints each environment with its packages, libraries and the reason. The remedy names the
-//! package or driver to install.
+//! `gpu-validator environment` prints each environment with its packages, libraries and the reason.
+//! The remedy names the package or driver to install.
 //!
 //! ## Source
 //! JAX, installation, <https://docs.jax.dev/en/latest/installation.html>

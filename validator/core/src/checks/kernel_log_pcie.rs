@@ -1,24 +1,26 @@
 //! The PCIe bus reports no errors of GPUs and NVSwitches.
 //!
 //! ## Why
-//! A link that corrects errors all the time is a slow link, and one that reports errors it cannot correct loses the GPU next:
-//! a riser, a slot, a retimer. The kernel counts and logs them (Advanced Error Reporting) where NVML shows nothing.
+//! A link that corrects errors all the time is a slow link, and one that reports errors it cannot
+//! correct loses the GPU next: a riser, a slot, a retimer. The kernel counts and logs them
+//! (Advanced Error Reporting) where NVML shows nothing.
 //!
 //! ## How it is judged
-//! For each NVIDIA function on the bus, the larger of the kernel's AER counter since boot and the errors in the kernel log:
-//! a fatal error fails, a non-fatal one warns and more than 480 of them fail, and more than 480 corrected ones warn. A port above
-//! a GPU or NVSwitch is judged like it; errors of other devices are not judged. Where the ports above a GPU are not known,
-//! a fatal error of a port warns. A slot whose link went down and did not come up again warns, and so does the port above a
-//! GPU whose link went down. Where the kernel keeps no counters (virtual machines, mostly) the log
-//! alone is judged; how far it reaches back is judged by `kernel_log_xid`.
+//! For each NVIDIA function on the bus, the larger of the kernel's AER counter since boot and the
+//! errors in the kernel log: a fatal error fails, a non-fatal one warns and more than 480 of them
+//! fail, and more than 480 corrected ones warn. A port above a GPU or NVSwitch is judged like it;
+//! errors of other devices are not judged. Where the ports above a GPU are not known, a fatal error
+//! of a port warns. A slot whose link went down and did not come up again warns, and so does the
+//! port above a GPU whose link went down. Where the kernel keeps no counters (virtual machines,
+//! mostly) the log alone is judged; how far it reaches back is judged by `kernel_log_xid`.
 //!
 //! ## What to do
-//! `lspci -vvv -s <address>`; reseat the card or its riser, update the system's firmware, or move the instance to other
-//! hardware.
+//! `lspci -vvv -s <address>`; reseat the card or its riser, update the system's firmware, or move
+//! the instance to other hardware.
 //!
 //! ## Source
-//! Linux, PCI Express Advanced Error Reporting, <https://docs.kernel.org/PCI/pcieaer-howto.html>; DCGM's pcie test allows 480
-//! AER errors.
+//! Linux, PCI Express Advanced Error Reporting, <https://docs.kernel.org/PCI/pcieaer-howto.html>;
+//! DCGM's pcie test allows 480 AER errors.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +61,8 @@ impl Errors {
         }
     }
 
-    /// The kernel limits how often it logs, and its counters may be missing: the larger of both is nearer to the truth.
+    /// The kernel limits how often it logs, and its counters may be missing: the larger of both is
+    /// nearer to the truth.
     fn or_counters(self, device: &PciDevice) -> Self {
         Self {
             correctable: self.correctable.max(device.aer_correctable.unwrap_or(0)),
@@ -142,7 +145,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
-/// What the log tells, by the address of the reporting function; an empty address where it names none.
+/// What the log tells, by the address of the reporting function; an empty address where it names
+/// none.
 fn logged_errors(facts: &Facts) -> BTreeMap<String, Errors> {
     let mut announced: BTreeMap<String, Errors> = BTreeMap::new();
     let mut errors: BTreeMap<String, Errors> = BTreeMap::new();

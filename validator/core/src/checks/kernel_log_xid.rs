@@ -1,43 +1,50 @@
 //! The kernel log has no error that takes a GPU or NVSwitch out of service.
 //!
 //! ## Why
-//! The driver reports what went wrong in the kernel log: a GPU that fell off the bus, memory that could not be contained,
-//! firmware that stopped. NVML forgets it; the kernel log keeps it.
+//! The driver reports what went wrong in the kernel log: a GPU that fell off the bus, memory that
+//! could not be contained, firmware that stopped. NVML forgets it; the kernel log keeps it.
 //!
 //! ## How it is judged
-//! Every message since boot, or of the last `policy.xid.window_hours` of the profile. Xids are judged by the class of their
-//! number in the reference table: those that need a reset, a reboot, an inspection or new software fail; a contained memory
-//! error and numbers without a public meaning warn; messages for information, and those that blame the application, are
-//! only reported. A message of an Xid that cannot be read warns with its text. `policy.xid` of the profile moves numbers
-//! between `fail`, `warn` and `ignore`.
+//! Every message since boot, or of the last `policy.xid.window_hours` of the profile. Xids are
+//! judged by the class of their number in the reference table: those that need a reset, a reboot,
+//! an inspection or new software fail; a contained memory error and numbers without a public
+//! meaning warn; messages for information, and those that blame the application, are only reported.
+//! A message of an Xid that cannot be read warns with its text. `policy.xid` of the profile moves
+//! numbers between `fail`, `warn` and `ignore`.
 //!
-//! Some messages carry their own verdict. Xids 144 to 150 and `SXid` messages state whether they are fatal; the three lines of
-//! an `SXid` are one event. Xid 154 names the recovery action that the driver requests, and its newest message counts. Xid 45
-//! names the Xid that caused it, which is judged where the log does not have it. ECC errors state whether they request a
-//! reset (`RST`, `D-RST`). Xid 92 warns, and fails from the third on; Xid 157 warns.
+//! Some messages carry their own verdict. Xids 144 to 150 and `SXid` messages state whether they
+//! are fatal; the three lines of an `SXid` are one event. Xid 154 names the recovery action that
+//! the driver requests, and its newest message counts. Xid 45 names the Xid that caused it, which
+//! is judged where the log does not have it. ECC errors state whether they request a reset (`RST`,
+//! `D-RST`). Xid 92 warns, and fails from the third on; Xid 157 warns.
 //!
-//! Messages without a number are evidence, too: a GPU that has fallen off the bus, is lost or disconnected counts as
-//! Xid 79; "reset required" and "requiring os reboot to recover" fail. A task that hangs in the driver's functions warns, and
-//! fails where it is the driver's own or was reported again.
+//! Messages without a number are evidence, too: a GPU that has fallen off the bus, is lost or
+//! disconnected counts as Xid 79; "reset required" and "requiring os reboot to recover" fail. A
+//! task that hangs in the driver's functions warns, and fails where it is the driver's own or was
+//! reported again.
 //!
-//! Xid 13 and 31 blame the application, unless the same multiprocessor is named for different processes: three warn, five
-//! fail, as long as no other multiprocessor of the GPU and no other GPU is named.
+//! Xid 13 and 31 blame the application, unless the same multiprocessor is named for different
+//! processes: three warn, five fail, as long as no other multiprocessor of the GPU and no other GPU
+//! is named.
 //!
-//! An error that was followed by a new load of the driver, or by an Xid 154 that reports no recovery action, warns where the
-//! GPU answers and NVML reports no recovery action. One that came back after two such recoveries fails again. In a container,
-//! messages of GPUs that it does not have are only reported.
+//! An error that was followed by a new load of the driver, or by an Xid 154 that reports no
+//! recovery action, warns where the GPU answers and NVML reports no recovery action. One that came
+//! back after two such recoveries fails again. In a container, messages of GPUs that it does not
+//! have are only reported.
 //!
-//! The kernel forgets its oldest messages. When nothing bad was found but the log does not reach back to boot, that is a
-//! warning where it covers at least two hours, and an error where it covers less, or less than the profile's window.
+//! The kernel forgets its oldest messages. When nothing bad was found but the log does not reach
+//! back to boot, that is a warning where it covers at least two hours, and an error where it covers
+//! less, or less than the profile's window.
 //!
 //! ## What to do
 //! What the finding names for its number. After the repair: reload the driver or reboot.
 //!
 //! ## Source
-//! NVIDIA Xid catalogue, <https://docs.nvidia.com/deploy/xid-errors/>, with its workflows for Xid 13, 31 and 45; the wordings are
-//! those of NVIDIA/open-gpu-kernel-modules. Two hours are what azurehpc-health-checks covers. gpud recommends an
-//! inspection of the hardware after two reboots. The numbers for Xid 92 lie between NVIDIA's resolution (ignore) and
-//! azurehpc-health-checks (fails at the first); those for Xid 13 and 31 are this project's own.
+//! NVIDIA Xid catalogue, <https://docs.nvidia.com/deploy/xid-errors/>, with its workflows for Xid
+//! 13, 31 and 45; the wordings are those of NVIDIA/open-gpu-kernel-modules. Two hours are what
+//! azurehpc-health-checks covers. gpud recommends an inspection of the hardware after two reboots.
+//! The numbers for Xid 92 lie between NVIDIA's resolution (ignore) and azurehpc-health-checks
+//! (fails at the first); those for Xid 13 and 31 are this project's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,8 +68,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/xid-errors/",
 };
 
-/// How far the log must reach back for "no Xid" to mean anything, where the profile names no window: what
-/// azurehpc-health-checks looks at (`check_gpu_xid`, the last two hours).
+/// How far the log must reach back for "no Xid" to mean anything, where the profile names no
+/// window: what azurehpc-health-checks looks at (`check_gpu_xid`, the last two hours).
 const LOOK_BACK_MINIMUM_S: f64 = 2.0 * SECONDS_PER_HOUR;
 const SECONDS_PER_HOUR: f64 = 3_600.0;
 /// "GPU has fallen off the bus" (Xid catalogue).
@@ -70,14 +77,15 @@ const FALLEN_OFF_THE_BUS: u32 = 79;
 /// "High single-bit ECC error rate" and "Resource Retirement Failure" (Xid catalogue).
 const HIGH_SINGLE_BIT_ERROR_RATE: u32 = 92;
 const RETIREMENT_FAILURE: u32 = 157;
-/// Messages of a high error rate at which a GPU fails: between NVIDIA's resolution (ignore) and that of
-/// azurehpc-health-checks, which fails at the first.
+/// Messages of a high error rate at which a GPU fails: between NVIDIA's resolution (ignore) and
+/// that of azurehpc-health-checks, which fails at the first.
 const HIGH_RATES_MAXIMUM: u64 = 3;
-/// Different processes that one multiprocessor stopped: this project's own numbers, as NVIDIA's workflows for Xid 13 and 31
-/// name none.
+/// Different processes that one multiprocessor stopped: this project's own numbers, as NVIDIA's
+/// workflows for Xid 13 and 31 name none.
 const PROCESSES_OF_ONE_UNIT_WARN: usize = 3;
 const PROCESSES_OF_ONE_UNIT_FAIL: usize = 5;
-/// Source: gpud recommends an inspection of the hardware when an error comes back after two reboots.
+/// Source: gpud recommends an inspection of the hardware when an error comes back after two
+/// reboots.
 const RECOVERIES_MAXIMUM: usize = 2;
 /// Of a message from the kernel log, so many characters are shown.
 const MESSAGE_LENGTH: usize = 200;
@@ -264,7 +272,8 @@ struct History<'a> {
     loads: Vec<f64>,
     /// Time stamps of Xids 154 that report no recovery action, by address.
     recoveries: Vec<(&'a str, f64)>,
-    /// The newest recovery actions of Xid 154, by address: several of the same stamp stand beside each other.
+    /// The newest recovery actions of Xid 154, by address: several of the same stamp stand beside
+    /// each other.
     requested: BTreeMap<&'a str, (Option<f64>, RequestedRecovery)>,
     /// Numbers of the Xids by address.
     numbers: BTreeSet<(&'a str, u32)>,
@@ -374,7 +383,8 @@ impl<'a> History<'a> {
         };
         let works = match gpus.iter().find(is_the_gpus) {
             Some(gpu) => gpu_works(gpu),
-            // A GPU that is not listed has not recovered; a switch or a message without an address is all GPUs' matter.
+            // A GPU that is not listed has not recovered; a switch or a message without an address
+            // is all GPUs' matter.
             None if address.is_some_and(|it| !self.is_switch(it)) => false,
             None => !gpus.is_empty() && gpus.iter().all(gpu_works),
         };
@@ -437,7 +447,8 @@ fn gpu_works(gpu: &GpuFacts) -> bool {
         && !pending
 }
 
-/// The kernel log is the host's, and this container has other GPUs: every GPU node that it has is listed.
+/// The kernel log is the host's, and this container has other GPUs: every GPU node that it has is
+/// listed.
 fn is_not_in_this_container(address: &str, facts: &Facts) -> bool {
     let is_listed = facts
         .gpus
@@ -1024,7 +1035,8 @@ mod tests {
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
     }
 
-    /// The healthy machine with these messages, so many seconds after boot; it has been up for a day.
+    /// The healthy machine with these messages, so many seconds after boot; it has been up for a
+    /// day.
     fn node_at(messages: &[(f64, &str)]) -> Facts {
         let mut facts = healthy_node();
         for (at_s, message) in messages {
@@ -1246,7 +1258,8 @@ mod tests {
         assert_eq!(of(2, &|at| exception(at, "12", 0)), Verdict::Pass);
         assert_eq!(of(3, &|at| exception(at, "12", 0)), Verdict::Warn);
         assert_eq!(of(5, &|at| exception(at, "12", 0)), Verdict::Fail);
-        // An application at fault names many multiprocessors, is one process, or fails on several GPUs.
+        // An application at fault names many multiprocessors, is one process, or fails on several
+        // GPUs.
         let sm = |at: usize| u32::from(at > 2);
         assert_eq!(of(5, &|at| exception(at, "12", sm(at))), Verdict::Pass);
         assert_eq!(of(5, &|_| exception(0, "12", 0)), Verdict::Pass);

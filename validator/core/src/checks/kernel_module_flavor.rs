@@ -1,20 +1,22 @@
 //! The kernel module's flavour, open or proprietary, fits the GPUs.
 //!
 //! ## Why
-//! The open kernel module drives Turing and newer GPUs and is the only one for Grace Hopper and Blackwell; Maxwell,
-//! Pascal and Volta need the proprietary one. With the wrong flavour the module loads and finds no GPU.
+//! The open kernel module drives Turing and newer GPUs and is the only one for Grace Hopper and
+//! Blackwell; Maxwell, Pascal and Volta need the proprietary one. With the wrong flavour the module
+//! loads and finds no GPU.
 //!
 //! ## How it is judged
-//! The loaded module's flavour against `driver.kernel_module` of the profile, else against what the models of the GPUs on
-//! the PCI bus and in NVML support. One GPU that needs the proprietary module decides for the machine. Where the reference
-//! table knows none of the models, their compute capability decides: below 7.5 proprietary, from 10.0 on open.
-//! Skipped in a container that does not see the host's module.
+//! The loaded module's flavour against `driver.kernel_module` of the profile, else against what the
+//! models of the GPUs on the PCI bus and in NVML support. One GPU that needs the proprietary module
+//! decides for the machine. Where the reference table knows none of the models, their compute
+//! capability decides: below 7.5 proprietary, from 10.0 on open. Skipped in a container that does
+//! not see the host's module.
 //!
 //! Skipped in WSL2, whose driver is that of the Windows host.
 //!
 //! ## What to do
-//! Install the other flavour of the same driver version (`nvidia-open` or `nvidia-driver` packages, or
-//! `nvidia-installer --kernel-module-type=`) and reboot.
+//! Install the other flavour of the same driver version (`nvidia-open` or `nvidia-driver` packages,
+//! or `nvidia-installer --kernel-module-type=`) and reboot.
 //!
 //! ## Source
 //! NVIDIA Transitions Fully Towards Open-Source GPU Kernel Modules,
@@ -37,7 +39,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://developer.nvidia.com/blog/nvidia-transitions-fully-towards-open-source-gpu-kernel-modules/",
 };
 
-/// Turing: the oldest architecture that the open module drives (NVIDIA's announcement of the open modules).
+/// Turing: the oldest architecture that the open module drives (NVIDIA's announcement of the open
+/// modules).
 const OPEN_FROM: ComputeCapability = ComputeCapability { major: 7, minor: 5 };
 /// Blackwell: the oldest architecture that only the open module drives (same source).
 const ONLY_OPEN_FROM: ComputeCapability = ComputeCapability {
@@ -91,7 +94,8 @@ fn describe(support: KernelModuleSupport) -> &'static str {
     }
 }
 
-/// What the oldest GPU's architecture leaves possible, for GPUs that the reference table does not know.
+/// What the oldest GPU's architecture leaves possible, for GPUs that the reference table does not
+/// know.
 fn by_architecture(facts: &Facts) -> Option<Expected<KernelModuleSupport>> {
     let oldest = queries::all_gpu_architectures(facts)
         .iter()

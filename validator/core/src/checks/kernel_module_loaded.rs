@@ -1,20 +1,24 @@
 //! The NVIDIA kernel module is loaded.
 //!
 //! ## Why
-//! Without the kernel module `nvidia` no GPU exists for NVML, CUDA or a container: the node takes no GPU work at all.
-//! After a kernel update the module is often missing because it was not built for the new kernel.
+//! Without the kernel module `nvidia` no GPU exists for NVML, CUDA or a container: the node takes
+//! no GPU work at all. After a kernel update the module is often missing because it was not built
+//! for the new kernel.
 //!
 //! ## How it is judged
-//! `nvidia` must be among the loaded modules. It fails when GPUs are on the PCI bus and the module is not loaded. Where
-//! there is no NVIDIA GPU on the bus either, nothing says that the module should be there, so it cannot be judged. An
-//! NVML that answers is proof enough in a sandbox that hides the modules.
+//! `nvidia` must be among the loaded modules. It fails when GPUs are on the PCI bus and the module
+//! is not loaded. Where there is no NVIDIA GPU on the bus either, nothing says that the module
+//! should be there, so it cannot be judged. An NVML that answers is proof enough in a sandbox that
+//! hides the modules.
 //!
 //! ## What to do
-//! `modprobe nvidia` and read what the kernel log says. If the module does not exist for this kernel: `dkms status`,
-//! install the headers of the running kernel and the driver package again. If `nouveau` holds the GPU, denylist it.
+//! `modprobe nvidia` and read what the kernel log says. If the module does not exist for this
+//! kernel: `dkms status`, install the headers of the running kernel and the driver package again.
+//! If `nouveau` holds the GPU, denylist it.
 //!
 //! ## Source
-//! NVIDIA Driver Installation Guide, <https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/>
+//! NVIDIA Driver Installation Guide,
+//! <https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/>
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, KernelModules, PciDevice};

@@ -1,21 +1,24 @@
 //! The loader picks one set of GPU libraries, the right one.
 //!
 //! ## Why
-//! A folder in `LD_LIBRARY_PATH` is searched before the libraries that a wheel brings along. Mixed copies of cuBLAS, cuDNN or
-//! NCCL end in "undefined symbol", wrong versions or crashes, and a `stubs` folder in a libcuda that has no functions.
+//! A folder in `LD_LIBRARY_PATH` is searched before the libraries that a wheel brings along. Mixed
+//! copies of cuBLAS, cuDNN or NCCL end in "undefined symbol", wrong versions or crashes, and a
+//! `stubs` folder in a libcuda that has no functions.
 //!
 //! ## How it is judged
-//! The rules of the dynamic loader (RPATH, `LD_LIBRARY_PATH`, RUNPATH, its cache, default folders) are applied to the files
-//! on the disk, for programs without libraries of their own and for the GPU packages of each Python environment:
+//! The rules of the dynamic loader (RPATH, `LD_LIBRARY_PATH`, RUNPATH, its cache, default folders)
+//! are applied to the files on the disk, for programs without libraries of their own and for the
+//! GPU packages of each Python environment:
 //!
 //! - `fail`: libcuda or NVML is a stub;
-//! - `warn`: a `stubs` folder is searched, a library comes from `LD_LIBRARY_PATH` although the environment brings its own,
-//!   two major versions of one library come into one process, a compat libcuda hides an older or newer one, a library that
-//!   a package needs is not found;
+//! - `warn`: a `stubs` folder is searched, a library comes from `LD_LIBRARY_PATH` although the
+//!   environment brings its own, two major versions of one library come into one process, a compat
+//!   libcuda hides an older or newer one, a library that a package needs is not found;
 //! - `pass` where nothing of this was found. Skipped where no GPU library was found.
 //!
 //! ## What to do
-//! Remove the folder from `LD_LIBRARY_PATH`. Packages that bring their own libraries need none there.
+//! Remove the folder from `LD_LIBRARY_PATH`. Packages that bring their own libraries need none
+//! there.
 //!
 //! ## Source
 //! ld.so(8), <https://man7.org/linux/man-pages/man8/ld.so.8.html>

@@ -1,23 +1,26 @@
 //! Every GPU's free memory returns the pattern that was written to it.
 //!
 //! ## Why
-//! A faulty cell, address line or channel returns another value than was written. ECC covers the cells and not the whole path,
-//! is off on some machines and absent on others, and counts only what something reads. The products of the burn reuse a part of
-//! the memory; this test writes all of what is free and compares every word on the device.
+//! A faulty cell, address line or channel returns another value than was written. ECC covers the
+//! cells and not the whole path, is off on some machines and absent on others, and counts only what
+//! something reads. The products of the burn reuse a part of the memory; this test writes all of
+//! what is free and compares every word on the device.
 //!
 //! ## How it is judged
-//! One process for each GPU allocates nearly all free memory, writes a pseudo-random word that depends on its address, reads all
-//! of it back, and repeats that with every bit inverted, so that each bit holds both values and no two words are alike. One wrong
-//! word fails. A CUDA error fails; a process that crashed or timed out, and memory that was not read back in time, are errors. A
+//! One process for each GPU allocates nearly all free memory, writes a pseudo-random word that
+//! depends on its address, reads all of it back, and repeats that with every bit inverted, so that
+//! each bit holds both values and no two words are alike. One wrong word fails. A CUDA error fails;
+//! a process that crashed or timed out, and memory that was not read back in time, are errors. A
 //! GPU that others use is busy. Judged at level `extended`; skipped where no load was requested.
 //!
 //! ## What to do
-//! Take the node out of service and keep the report: the addresses are of the process, so that a repeated run may show others.
-//! Read `nvidia-smi -q -d ECC,ROW_REMAPPER`, and run NVIDIA's field diagnostic.
+//! Take the node out of service and keep the report: the addresses are of the process, so that a
+//! repeated run may show others. Read `nvidia-smi -q -d ECC,ROW_REMAPPER`, and run NVIDIA's field
+//! diagnostic.
 //!
 //! ## Source
-//! The kernel and the pattern are part of this project; NVIDIA's documentation of GPU memory errors,
-//! <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+//! The kernel and the pattern are part of this project; NVIDIA's documentation of GPU memory
+//! errors, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts, MemoryMismatch, Reading, WorkerEnd, WorkloadRun};
@@ -144,8 +147,8 @@ fn wrong_values(run: &WorkloadRun) -> Outcome {
     .remedy("take the node out of service and have the GPU inspected; keep this report")
 }
 
-/// The most words of 8 bytes that can differ: each is compared with a pattern and its complement in every pass, of which the
-/// last may not have ended.
+/// The most words of 8 bytes that can differ: each is compared with a pattern and its complement in
+/// every pass, of which the last may not have ended.
 fn words_compared(run: &WorkloadRun) -> u64 {
     let comparisons = 2 * (run.measured.passes + 1);
     (run.memory.used_bytes / 8).saturating_mul(comparisons)

@@ -1,19 +1,21 @@
 //! No memory repair is pending, and no memory is beyond repair.
 //!
 //! ## Why
-//! Newer GPUs repair a memory channel or switch off a faulty processing cluster (TPC) at the next reset. Until then the
-//! faulty part is in use. Memory that the driver calls unrepairable stays faulty for good.
+//! Newer GPUs repair a memory channel or switch off a faulty processing cluster (TPC) at the next
+//! reset. Until then the faulty part is in use. Memory that the driver calls unrepairable stays
+//! faulty for good.
 //!
 //! ## How it is judged
-//! `fail` when the driver says that memory is unrepairable, or that a channel or TPC repair waits for a reset. Skipped
-//! where GPU or driver know neither.
+//! `fail` when the driver says that memory is unrepairable, or that a channel or TPC repair waits
+//! for a reset. Skipped where GPU or driver know neither.
 //!
 //! ## What to do
 //! Pending: drain the node and reset the GPU or reboot. Unrepairable: return the GPU.
 //!
 //! ## Source
-//! `nvmlDeviceGetRepairStatus`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM's
-//! deployment check fails on unrepairable memory.
+//! `nvmlDeviceGetRepairStatus`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM's deployment check
+//! fails on unrepairable memory.
 
 use crate::check::{Check, Judge};
 use crate::diagnosis::RecommendedAction;

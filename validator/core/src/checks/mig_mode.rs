@@ -1,23 +1,26 @@
 //! MIG is on or off as expected, and a GPU in MIG mode has MIG devices.
 //!
 //! ## Why
-//! A GPU in MIG mode without MIG devices offers CUDA nothing to work on. A mode that waits for a reset makes the next
-//! boot another machine than the one that was tested.
+//! A GPU in MIG mode without MIG devices offers CUDA nothing to work on. A mode that waits for a
+//! reset makes the next boot another machine than the one that was tested.
 //!
 //! ## How it is judged
-//! - The mode must be what the profile says (`gpus.mig`): `fail` otherwise. Without it, both modes are right.
-//! - In MIG mode: no MIG device is a `fail`, and so is another number than `gpus.mig_devices` asks for.
+//! - The mode must be what the profile says (`gpus.mig`): `fail` otherwise. Without it, both modes
+//!   are right.
+//! - In MIG mode: no MIG device is a `fail`, and so is another number than `gpus.mig_devices` asks
+//!   for.
 //! - A different pending mode is a `warn` when the current one is right.
 //!
-//! GPUs without MIG are skipped; one of which the profile wants MIG, or whose model has it, is an `error` when it
-//! cannot say.
+//! GPUs without MIG are skipped; one of which the profile wants MIG, or whose model has it, is an
+//! `error` when it cannot say.
 //!
 //! ## What to do
-//! `nvidia-smi --multi-instance-gpu=0` (or 1) on the GPU, then reset it or reboot; create devices with
-//! `nvidia-smi mig --create-gpu-instance <profiles> --default-compute-instance`.
+//! `nvidia-smi --multi-instance-gpu=0` (or 1) on the GPU, then reset it or reboot; create devices
+//! with `nvidia-smi mig --create-gpu-instance <profiles> --default-compute-instance`.
 //!
 //! ## Source
-//! NVIDIA Multi-Instance GPU User Guide, <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>.
+//! NVIDIA Multi-Instance GPU User Guide,
+//! <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>.
 
 use crate::check::{Check, Judge};
 use crate::expect::model_has;

@@ -1,19 +1,21 @@
 //! The node offers the cluster exactly the GPUs that it has.
 //!
 //! ## Why
-//! The scheduler knows a node's GPUs by two numbers only. At least one is not enough: a node with eight GPUs that offers
-//! seven is paid for in full, and nobody notices.
+//! The scheduler knows a node's GPUs by two numbers only. At least one is not enough: a node with
+//! eight GPUs that offers seven is paid for in full, and nobody notices.
 //!
 //! ## How it is judged
-//! Over NVIDIA's resources of GPUs (`nvidia.com/gpu…`, `nvidia.com/mig-…`) of the node object, capacity must equal
-//! allocatable, and their sum the GPUs and MIG devices of NVML, each so often as it is shared: by `kubernetes.replicas`,
-//! else by the label `nvidia.com/gpu.replicas`, else by the kubelet's list. `kubernetes.resources` of the profile names
-//! numbers that must be exactly so. Skipped without a kubelet and without credentials for the API server, an `error` where
-//! the profile says `kubernetes.api.required: true`.
+//! Over NVIDIA's resources of GPUs (`nvidia.com/gpu…`, `nvidia.com/mig-…`) of the node object,
+//! capacity must equal allocatable, and their sum the GPUs and MIG devices of NVML, each so often
+//! as it is shared: by `kubernetes.replicas`, else by the label `nvidia.com/gpu.replicas`, else by
+//! the kubelet's list. `kubernetes.resources` of the profile names numbers that must be exactly so.
+//! Skipped without a kubelet and without credentials for the API server, an `error` where the
+//! profile says `kubernetes.api.required: true`.
 //!
 //! ## What to do
-//! Allocatable below capacity: the device plugin calls GPUs unhealthy (see `kernel_log_xid`). Capacity below the GPUs: the
-//! plugin started before they were there; start its pod on this node again. None at all: the plugin does not run here.
+//! Allocatable below capacity: the device plugin calls GPUs unhealthy (see `kernel_log_xid`).
+//! Capacity below the GPUs: the plugin started before they were there; start its pod on this node
+//! again. None at all: the plugin does not run here.
 //!
 //! ## Source
 //! Kubernetes, node status, <https://kubernetes.io/docs/reference/node/node-status/#capacity>

@@ -1,20 +1,22 @@
 //! The node's conditions are those of a node that takes work.
 //!
 //! ## Why
-//! A GPU can be right on a node that the cluster gives no work to: not ready, out of disk, cordoned.
+//! A GPU can be right on a node that the cluster gives no work to: not ready, out of disk,
+//! cordoned.
 //!
 //! ## How it is judged
-//! On the node object: `Ready` must be `True`; `MemoryPressure`, `DiskPressure`, `PIDPressure` and `NetworkUnavailable` must
-//! not be `True`; `AcceleratedHardwareReady` (EKS) must not be `False`. A cordoned node is a `warn`: somebody wants it so.
-//! Other conditions are left to those who write them, `GpuValidated` above all: it is this validator's own and says what
-//! was, not what is.
+//! On the node object: `Ready` must be `True`; `MemoryPressure`, `DiskPressure`, `PIDPressure` and
+//! `NetworkUnavailable` must not be `True`; `AcceleratedHardwareReady` (EKS) must not be `False`. A
+//! cordoned node is a `warn`: somebody wants it so. Other conditions are left to those who write
+//! them, `GpuValidated` above all: it is this validator's own and says what was, not what is.
 //!
 //! ## What to do
-//! The condition's message says what is wrong: `kubectl describe node NODE`. `kubectl uncordon NODE` opens a cordoned one.
+//! The condition's message says what is wrong: `kubectl describe node NODE`.
+//! `kubectl uncordon NODE` opens a cordoned one.
 //!
 //! ## Source
-//! Kubernetes, node status, <https://kubernetes.io/docs/reference/node/node-status/#condition>; EKS, node health,
-//! <https://docs.aws.amazon.com/eks/latest/userguide/node-health.html>
+//! Kubernetes, node status, <https://kubernetes.io/docs/reference/node/node-status/#condition>;
+//! EKS, node health, <https://docs.aws.amazon.com/eks/latest/userguide/node-health.html>
 
 use crate::check::{Check, Judge};
 use crate::device_ids;

@@ -1,16 +1,17 @@
 //! The node has the labels that the profile requires.
 //!
 //! ## Why
-//! The device plugin, exporters and GPU pods find a node by its labels. Without `nvidia.com/gpu=true` a GPU node stays
-//! without a plugin in clusters that select by it.
+//! The device plugin, exporters and GPU pods find a node by its labels. Without
+//! `nvidia.com/gpu=true` a GPU node stays without a plugin in clusters that select by it.
 //!
 //! ## How it is judged
-//! Each label of `kubernetes.labels` in the profile must be on the node object with exactly this value. Skipped when the
-//! profile names none, without a kubelet, and without credentials for the API server.
+//! Each label of `kubernetes.labels` in the profile must be on the node object with exactly this
+//! value. Skipped when the profile names none, without a kubelet, and without credentials for the
+//! API server.
 //!
 //! ## What to do
-//! `kubectl label node NODE nvidia.com/gpu=true`, and for nodes to come in the node group: Terraform's `labels`, or the
-//! kubelet's `--node-labels`.
+//! `kubectl label node NODE nvidia.com/gpu=true`, and for nodes to come in the node group:
+//! Terraform's `labels`, or the kubelet's `--node-labels`.
 //!
 //! ## Source
 //! Kubernetes, labels, <https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/>

@@ -1,17 +1,18 @@
 //! The node has the taints that the profile requires.
 //!
 //! ## Why
-//! A GPU node without its taint is filled by pods that need no GPU, and the pods that do then find no room on it.
+//! A GPU node without its taint is filled by pods that need no GPU, and the pods that do then find
+//! no room on it.
 //!
 //! ## How it is judged
-//! Each taint of `kubernetes.taints` in the profile (`nvidia.com/gpu=true:NoSchedule`) must be on the node object with this
-//! key, value and effect; others may be there. Skipped when the profile names none, without a kubelet, and without
-//! credentials for the API server.
+//! Each taint of `kubernetes.taints` in the profile (`nvidia.com/gpu=true:NoSchedule`) must be on
+//! the node object with this key, value and effect; others may be there. Skipped when the profile
+//! names none, without a kubelet, and without credentials for the API server.
 //!
 //! ## What to do
-//! `kubectl taint node NODE nvidia.com/gpu=true:NoSchedule`, and for nodes to come in the node group: Terraform's `taint`, or
-//! the kubelet's `--register-with-taints`. Pods that ask for GPUs need the toleration; the admission plugin
-//! `ExtendedResourceToleration` gives it to them.
+//! `kubectl taint node NODE nvidia.com/gpu=true:NoSchedule`, and for nodes to come in the node
+//! group: Terraform's `taint`, or the kubelet's `--register-with-taints`. Pods that ask for GPUs
+//! need the toleration; the admission plugin `ExtendedResourceToleration` gives it to them.
 //!
 //! ## Source
 //! Kubernetes, taints and tolerations,

@@ -1,30 +1,33 @@
 //! NVLinks carry data without errors.
 //!
 //! ## Why
-//! A link that has to retrain loses traffic for milliseconds and often kills the job; one that replays a lot is slow
-//! and will go down next.
+//! A link that has to retrain loses traffic for milliseconds and often kills the job; one that
+//! replays a lot is slow and will go down next.
 //!
 //! ## How it is judged
-//! The counters of every active link since the driver was loaded: recoveries (the link was retrained), replays, and
-//! effective errors on NVLink 5 (not corrected by the link's error correction). Any is a `warn`, never a `fail`: these
-//! are counts of a lifetime, which healthy GPUs collect too, and nodes were drained for them in vain. With
-//! `policy.nvlink_errors_maximum`, more than that of one kind on one link is a `fail`, and fewer pass.
+//! The counters of every active link since the driver was loaded: recoveries (the link was
+//! retrained), replays, and effective errors on NVLink 5 (not corrected by the link's error
+//! correction). Any is a `warn`, never a `fail`: these are counts of a lifetime, which healthy GPUs
+//! collect too, and nodes were drained for them in vain. With `policy.nvlink_errors_maximum`, more
+//! than that of one kind on one link is a `fail`, and fewer pass.
 //!
-//! CRC errors are repaired by sending again, and a healthy link collects some (33 to 229 a link were counted on eight
-//! H200s four minutes after boot): they are told and not judged. Symbol errors are what error correction is there for.
+//! CRC errors are repaired by sending again, and a healthy link collects some (33 to 229 a link
+//! were counted on eight H200s four minutes after boot): they are told and not judged. Symbol
+//! errors are what error correction is there for.
 //!
-//! A counter that some active links of the GPU have and others lack is an `error`. GPUs without NVLink, or without an
-//! active one, are skipped, and so are those whose driver keeps no such counters, unless the profile sets a maximum:
-//! then that is an `error`.
+//! A counter that some active links of the GPU have and others lack is an `error`. GPUs without
+//! NVLink, or without an active one, are skipped, and so are those whose driver keeps no such
+//! counters, unless the profile sets a maximum: then that is an `error`.
 //!
 //! ## What to do
-//! Reset all GPUs of the board together or reboot, and look again after a load. A link that collects errors again is a
-//! hardware fault: have board and connectors inspected. See Xid 74 in the kernel log for the link's own words.
+//! Reset all GPUs of the board together or reboot, and look again after a load. A link that
+//! collects errors again is a hardware fault: have board and connectors inspected. See Xid 74 in
+//! the kernel log for the link's own words.
 //!
 //! ## Source
-//! `nvmlDeviceGetNvLinkErrorCounter`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>. DCGM's health watch
-//! objects to any NVLink error; that this drained healthy H100s is why none fails here:
-//! <https://github.com/aws/eks-node-monitoring-agent/pull/261>.
+//! `nvmlDeviceGetNvLinkErrorCounter`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>.
+//! DCGM's health watch objects to any NVLink error; that this drained healthy H100s is why none
+//! fails here: <https://github.com/aws/eks-node-monitoring-agent/pull/261>.
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts, NvLink};

@@ -1,24 +1,27 @@
 //! All NVLinks that should be connected are active.
 //!
 //! ## Why
-//! With one link down, work between GPUs is slower on that GPU, and so everywhere: collectives run at the pace of the
-//! slowest. Or it fails at once.
+//! With one link down, work between GPUs is slower on that GPU, and so everywhere: collectives run
+//! at the pace of the slowest. Or it fails at once.
 //!
 //! ## How it is judged
-//! The number of active links must reach what the profile says (`gpus.nvlinks`), else what the EC2 instance type
-//! connects, else all links of the model where a whole board of eight GPUs is in the machine. Fewer is a `fail` that
-//! names each inactive link.
+//! The number of active links must reach what the profile says (`gpus.nvlinks`), else what the EC2
+//! instance type connects, else all links of the model where a whole board of eight GPUs is in the
+//! machine. Fewer is a `fail` that names each inactive link.
 //!
-//! Where nobody says how many, a GPU with fewer active links than another of its name in this machine is a `fail`, and
-//! inactive links are otherwise a `warn`, because bridges and virtual machines rightly connect fewer (Azure's `NCv5`:
-//! 12 of 18). A GPU that is alone in its machine and has no active link is skipped, and so are cards that only a bridge
-//! can link, when no link of the machine is active, and an A100 in MIG mode, whose links go inactive by design, unless
-//! the profile states `gpus.nvlinks`. An active link that is slower than the GPU's other links is a
-//! `warn`; a GPU all of whose links are slower than those of another GPU of its name is a `fail`. GPUs without NVLink are skipped.
+//! Where nobody says how many, a GPU with fewer active links than another of its name in this
+//! machine is a `fail`, and inactive links are otherwise a `warn`, because bridges and virtual
+//! machines rightly connect fewer (Azure's `NCv5`: 12 of 18). A GPU that is alone in its machine
+//! and has no active link is skipped, and so are cards that only a bridge can link, when no link of
+//! the machine is active, and an A100 in MIG mode, whose links go inactive by design, unless the
+//! profile states `gpus.nvlinks`. An active link that is slower than the GPU's other links is a
+//! `warn`; a GPU all of whose links are slower than those of another GPU of its name is a `fail`.
+//! GPUs without NVLink are skipped.
 //!
 //! ## What to do
-//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`), then reset the GPUs
-//! of the board together, or reboot. A link that stays down is a hardware fault.
+//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`),
+//! then reset the GPUs of the board together, or reboot. A link that stays down is a hardware
+//! fault.
 //!
 //! ## Source
 //! `nvmlDeviceGetNvLinkState`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>.
@@ -114,7 +117,8 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
 /// Ampere's major compute capability. From Hopper on links stay active in MIG mode.
 const AMPERE: u32 = 8;
 
-/// Source: Fabric Manager for NVIDIA NVSwitch Systems, "MIG Mode" (links of an A100 in MIG mode are down).
+/// Source: Fabric Manager for NVIDIA NVSwitch Systems, "MIG Mode" (links of an A100 in MIG mode are
+/// down).
 fn mig_turns_links_off(gpu: &GpuFacts) -> bool {
     let is_ampere = gpu
         .compute_capability
@@ -152,8 +156,8 @@ fn judge_speed(links: &[NvLink]) -> Outcome {
     .remedy(REMEDY)
 }
 
-/// GPUs of one model in one machine have NVLinks of one speed. The links of five recorded boards of H100 and H200 are alike to
-/// the megabyte.
+/// GPUs of one model in one machine have NVLinks of one speed. The links of five recorded boards of
+/// H100 and H200 are alike to the megabyte.
 fn judge_speed_among_siblings(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Judgement {
     let fastest = |links: &[NvLink]| {
         let active = links.iter().filter(|it| it.active);
@@ -233,7 +237,8 @@ mod tests {
         }
     }
 
-    /// GPUs of a model that nobody knows, off EC2: nothing but the machine's own consistency is left.
+    /// GPUs of a model that nobody knows, off EC2: nothing but the machine's own consistency is
+    /// left.
     fn without_expectation(count: usize) -> Facts {
         let mut facts = healthy_node();
         facts.host.ec2 = Reading::NotSupported;

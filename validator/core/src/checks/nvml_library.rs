@@ -1,23 +1,25 @@
 //! NVML, the driver's management library, loads and answers.
 //!
 //! ## Why
-//! `nvidia-smi`, DCGM, the Kubernetes device plugin and this validator see GPUs through NVML only. Without it nobody can
-//! count, watch or hand out a GPU.
+//! `nvidia-smi`, DCGM, the Kubernetes device plugin and this validator see GPUs through NVML only.
+//! Without it nobody can count, watch or hand out a GPU.
 //!
 //! ## How it is judged
-//! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the loader's path, or one that
-//! the loader cannot load (an empty file, for instance) while the driver's lies elsewhere. Any other
-//! refusal means that NVML could not be asked (the reason is in the text; a library of another version is named by
-//! `driver_components_match`). It warns when a call hung or the probing process crashed on the way: what was read stands,
-//! but programs that use NVML will hang or crash as well. It warns, too, when the library lies in a folder where the loader
-//! does not look for it: this validator tries such folders, other programs do not.
+//! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the
+//! loader's path, or one that the loader cannot load (an empty file, for instance) while the
+//! driver's lies elsewhere. Any other refusal means that NVML could not be asked (the reason is in
+//! the text; a library of another version is named by `driver_components_match`). It warns when a
+//! call hung or the probing process crashed on the way: what was read stands, but programs that use
+//! NVML will hang or crash as well. It warns, too, when the library lies in a folder where the
+//! loader does not look for it: this validator tries such folders, other programs do not.
 //!
 //! ## What to do
-//! Install the driver's libraries of exactly the module's version. A hanging call: look for Xids and a GPU that is lost,
-//! then reset that GPU or reboot.
+//! Install the driver's libraries of exactly the module's version. A hanging call: look for Xids
+//! and a GPU that is lost, then reset that GPU or reboot.
 //!
 //! ## Source
-//! NVML API Reference, <https://docs.nvidia.com/deploy/nvml-api/>; DCGM's deployment check "NVML Library".
+//! NVML API Reference, <https://docs.nvidia.com/deploy/nvml-api/>; DCGM's deployment check "NVML
+//! Library".
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, Reading};

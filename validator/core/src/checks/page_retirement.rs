@@ -1,24 +1,27 @@
 //! Few memory pages are retired, and no retirement is pending.
 //!
 //! ## Why
-//! GPUs before Ampere take faulty pages of memory out of use. A retirement takes effect only when the driver is loaded
-//! anew, and a GPU with many retired pages is at the end of its life.
+//! GPUs before Ampere take faulty pages of memory out of use. A retirement takes effect only when
+//! the driver is loaded anew, and a GPU with many retired pages is at the end of its life.
 //!
 //! ## How it is judged
-//! - `fail`: a retirement is pending; more pages are retired than `policy.retired_pages_maximum` allows (62 by default,
-//!   64 is all that the hardware can keep); more than 15 pages are retired for double-bit errors.
+//! - `fail`: a retirement is pending; more pages are retired than `policy.retired_pages_maximum`
+//!   allows (62 by default, 64 is all that the hardware can keep); more than 15 pages are retired
+//!   for double-bit errors.
 //! - Retired pages below that are named and pass.
 //!
-//! DCGM applies the limit of 15 only when one of the pages was retired in the last week; NVML's counts carry no date
-//! here, so this check is the stricter one. GPUs that remap rows instead are skipped; an
-//! unknown model that keeps neither is an `error` where the profile sets a maximum.
+//! DCGM applies the limit of 15 only when one of the pages was retired in the last week; NVML's
+//! counts carry no date here, so this check is the stricter one. GPUs that remap rows instead are
+//! skipped; an unknown model that keeps neither is an `error` where the profile sets a maximum.
 //!
 //! ## What to do
-//! Pending: drain the node and reset the GPU or reboot. Too many: run NVIDIA's field diagnostic and return the GPU.
+//! Pending: drain the node and reset the GPU or reboot. Too many: run NVIDIA's field diagnostic and
+//! return the GPU.
 //!
 //! ## Source
-//! NVIDIA Dynamic Page Retirement, <https://docs.nvidia.com/deploy/dynamic-page-retirement/>; the limits are those of
-//! DCGM's deployment and health checks (63 in all, soft limit 15 for double-bit errors).
+//! NVIDIA Dynamic Page Retirement, <https://docs.nvidia.com/deploy/dynamic-page-retirement/>; the
+//! limits are those of DCGM's deployment and health checks (63 in all, soft limit 15 for double-bit
+//! errors).
 
 use crate::check::{Check, Judge};
 use crate::diagnosis::RecommendedAction;

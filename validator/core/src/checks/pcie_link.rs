@@ -1,37 +1,40 @@
 //! The PCIe link has all its lanes and the speed that GPU and slot can do.
 //!
 //! ## Why
-//! A badly seated riser or a damaged lane leaves a link that works at half the width or at an older generation.
-//! Everything still runs; every copy between host and GPU is slow.
+//! A badly seated riser or a damaged lane leaves a link that works at half the width or at an older
+//! generation. Everything still runs; every copy between host and GPU is slow.
 //!
 //! ## How it is judged
-//! Width, always: `fail` below what the profile (`gpus.pcie.width`) asks for, else below the least width with which
-//! NVIDIA's diagnostics are content for this model; `fail` when another GPU of the same name in this machine has more
-//! lanes, or when the link is narrower than GPU and slot can do together. On virtual machines that last one is a
-//! `warn`: the real slot is hidden from the guest (some EC2 types connect 8 of 16 lanes by design), so state the width
-//! in the profile.
+//! Width, always: `fail` below what the profile (`gpus.pcie.width`) asks for, else below the least
+//! width with which NVIDIA's diagnostics are content for this model; `fail` when another GPU of the
+//! same name in this machine has more lanes, or when the link is narrower than GPU and slot can do
+//! together. On virtual machines that last one is a `warn`: the real slot is hidden from the guest
+//! (some EC2 types connect 8 of 16 lanes by design), so state the width in the profile.
 //!
-//! `/sys/bus/pci` is held against NVML: fewer lanes there are a `fail`, a `warn` on virtual machines.
+//! `/sys/bus/pci` is held against NVML: fewer lanes there are a `fail`, a `warn` on virtual
+//! machines.
 //!
-//! Generation: what GPU and slot can reach together is held against the profile (`gpus.pcie.generation`), else against
-//! the diagnostics' least generation, and against the other GPUs of the same name (`fail`). The current generation is
-//! judged only while the GPU is at work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it
-//! again in moments.
+//! Generation: what GPU and slot can reach together is held against the profile
+//! (`gpus.pcie.generation`), else against the diagnostics' least generation, and against the other
+//! GPUs of the same name (`fail`). The current generation is judged only while the GPU is at work
+//! in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it again in
+//! moments.
 //!
-//! Under load, where the link was sampled: fewer lanes than before in any sample is a `fail`, and so is a lower generation than
-//! GPU and slot can do together in more than a tenth of the samples.
+//! Under load, where the link was sampled: fewer lanes than before in any sample is a `fail`, and
+//! so is a lower generation than GPU and slot can do together in more than a tenth of the samples.
 //!
-//! GPUs that are not known as data center models fail only against the profile or without any lane; what else would be
-//! a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8) and have older slots. Virtual GPUs that
-//! have no link of their own are skipped, an `error` where the profile asks for one.
+//! GPUs that are not known as data center models fail only against the profile or without any lane;
+//! what else would be a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8)
+//! and have older slots. Virtual GPUs that have no link of their own are skipped, an `error` where
+//! the profile asks for one.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
 //!
 //! ## Source
 //! `nvmlDeviceGetCurrPcieLinkWidth` and its siblings,
-//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; the least links are those of DCGM's table
-//! of models.
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; the least links are
+//! those of DCGM's table of models.
 
 use std::collections::BTreeMap;
 
@@ -52,8 +55,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
-/// An idle GPU raises the generation when its load begins: this project's own choice of how long that may take, as a share
-/// of the samples.
+/// An idle GPU raises the generation when its load begins: this project's own choice of how long
+/// that may take, as a share of the samples.
 const SLOW_SAMPLES_MAXIMUM: f64 = 0.1;
 
 const REMEDY: &str = "reseat the GPU, riser or cable; on a cloud machine, replace the instance";
@@ -73,7 +76,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     ])
 }
 
-/// The kernel reads the link's registers itself, so that it shows lanes which the driver's copy does not miss yet.
+/// The kernel reads the link's registers itself, so that it shows lanes which the driver's copy
+/// does not miss yet.
 fn judge_in_sysfs(link: &PcieLink, gpu: &GpuFacts, facts: &Facts) -> Outcome {
     let devices = facts.host.pci_devices.value().into_iter().flatten();
     let of_gpu = |it: &&PciDevice| gpu.pci_address.value() == Some(&it.address);
@@ -99,8 +103,9 @@ fn judge_in_sysfs(link: &PcieLink, gpu: &GpuFacts, facts: &Facts) -> Outcome {
         .remedy(REMEDY)
 }
 
-/// The outcome for a link that is less than it could be. Board, riser and bifurcation of a workstation rightly give a
-/// card fewer lanes or an older slot (x8/x8), so that beside a profile only data center models fail.
+/// The outcome for a link that is less than it could be. Board, riser and bifurcation of a
+/// workstation rightly give a card fewer lanes or an older slot (x8/x8), so that beside a profile
+/// only data center models fail.
 fn objection(gpu: &GpuFacts, by_profile: bool, text: String) -> Outcome {
     if by_profile || model_has(gpu, |model| model.data_center) {
         Outcome::fail(text)
@@ -247,15 +252,16 @@ fn best_of_siblings(
         .max()
 }
 
-/// NVML says that no hypervisor is in between. Not knowing counts as a virtual machine: there the verdict is softer.
+/// NVML says that no hypervisor is in between. Not knowing counts as a virtual machine: there the
+/// verdict is softer.
 fn is_on_bare_metal(gpu: &GpuFacts) -> bool {
     gpu.virtualization_mode
         .value()
         .is_some_and(|it| it == "none")
 }
 
-/// In P0, not idle at this moment, and busy within NVML's last sampling period, or at least held by a process where
-/// utilization was not asked for. What was not read is no evidence of work.
+/// In P0, not idle at this moment, and busy within NVML's last sampling period, or at least held by
+/// a process where utilization was not asked for. What was not read is no evidence of work.
 fn is_at_work(gpu: &GpuFacts) -> bool {
     let is_busy = match gpu.utilization.value() {
         Some(utilization) => utilization.gpu_percent > 0,

@@ -1,20 +1,22 @@
 //! The PCIe link does not have to repeat itself.
 //!
 //! ## Why
-//! A replay is a packet that arrived damaged and was sent again. A few are normal; many cost bandwidth and announce a
-//! link that will fail.
+//! A replay is a packet that arrived damaged and was sent again. A few are normal; many cost
+//! bandwidth and announce a link that will fail.
 //!
 //! ## How it is judged
-//! Replays since the driver was loaded. With `policy.pcie_replays_maximum`: `fail` above it. Without: `warn` above 80,
-//! and `fail` when there are also more than 8 for each minute since boot, once that was ten minutes ago: what the first
-//! minutes count is no rate. GPUs without the counter are skipped, an `error` with a maximum in the profile.
+//! Replays since the driver was loaded. With `policy.pcie_replays_maximum`: `fail` above it.
+//! Without: `warn` above 80, and `fail` when there are also more than 8 for each minute since boot,
+//! once that was ten minutes ago: what the first minutes count is no rate. GPUs without the counter
+//! are skipped, an `error` with a maximum in the profile.
 //!
 //! ## What to do
-//! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine, replace the
-//! instance.
+//! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine,
+//! replace the instance.
 //!
 //! ## Source
-//! DCGM: its PCIe diagnostic accepts 80 replays, its health watch 8 a minute (`DCGM_LIMIT_MAX_PCIREPLAY_RATE`).
+//! DCGM: its PCIe diagnostic accepts 80 replays, its health watch 8 a minute
+//! (`DCGM_LIMIT_MAX_PCIREPLAY_RATE`).
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts};
@@ -60,7 +62,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         .remedy("reseat the GPU, riser or cable; on a cloud machine, replace the instance"))
 }
 
-/// More than the accepted rate since boot. The driver was loaded later, so the true rate is never lower.
+/// More than the accepted rate since boot. The driver was loaded later, so the true rate is never
+/// lower.
 fn is_frequent(count: u64, facts: &Facts) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no last digit")]
     let count = count as f64;

@@ -1,18 +1,20 @@
 //! The persistence daemon runs.
 //!
 //! ## Why
-//! `nvidia-persistenced` keeps the driver's state of every GPU while nobody uses it. Persistence mode that somebody set
-//! with `nvidia-smi -pm 1` instead is gone after the next reboot, and NVIDIA calls that way deprecated.
+//! `nvidia-persistenced` keeps the driver's state of every GPU while nobody uses it. Persistence
+//! mode that somebody set with `nvidia-smi -pm 1` instead is gone after the next reboot, and NVIDIA
+//! calls that way deprecated.
 //!
 //! ## How it is judged
-//! The service `nvidia-persistenced` must be active and enabled, or be what `services` of the profile says. Inactive fails
-//! when persistence mode is off on a GPU (or was not read), and warns when the mode is on without the daemon or all GPUs are
-//! consumer cards. Active but
-//! not enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a container. Skipped
-//! when the profile wants persistence mode off, without systemd, and in a container that does not see the host's services.
+//! The service `nvidia-persistenced` must be active and enabled, or be what `services` of the
+//! profile says. Inactive fails when persistence mode is off on a GPU (or was not read), and warns
+//! when the mode is on without the daemon or all GPUs are consumer cards. Active but not enabled
+//! warns: it will not be there after a reboot, unless it runs without a systemd unit, in a
+//! container. Skipped when the profile wants persistence mode off, without systemd, and in a
+//! container that does not see the host's services.
 //!
-//! Skipped in WSL2 and where every GPU is a vGPU, unless the profile names the service: the Windows host or the hypervisor keeps
-//! the driver loaded.
+//! Skipped in WSL2 and where every GPU is a vGPU, unless the profile names the service: the Windows
+//! host or the hypervisor keeps the driver loaded.
 //!
 //! ## What to do
 //! `systemctl enable --now nvidia-persistenced`

@@ -1,19 +1,22 @@
 //! Persistence mode is on.
 //!
 //! ## Why
-//! Without persistence mode the driver unloads a GPU's state when its last client ends: the next job pays seconds of
-//! initialisation, counters and modes are lost between jobs, and a GPU that nobody uses cannot be watched.
+//! Without persistence mode the driver unloads a GPU's state when its last client ends: the next
+//! job pays seconds of initialisation, counters and modes are lost between jobs, and a GPU that
+//! nobody uses cannot be watched.
 //!
 //! ## How it is judged
-//! NVML's persistence mode of each GPU must be what the profile says (`gpus.persistence_mode`), on by default; without a profile
-//! off is a warning on consumer cards, which workstations use without the daemon.
-//! GPUs that know no persistence mode are skipped, an `error` where the profile states it.
+//! NVML's persistence mode of each GPU must be what the profile says (`gpus.persistence_mode`), on
+//! by default; without a profile off is a warning on consumer cards, which workstations use without
+//! the daemon. GPUs that know no persistence mode are skipped, an `error` where the profile states
+//! it.
 //!
 //! ## What to do
 //! Enable and start `nvidia-persistenced` (`systemctl enable --now nvidia-persistenced`).
 //!
 //! ## Source
-//! NVIDIA Driver Persistence, <https://docs.nvidia.com/deploy/driver-persistence/>; DCGM's deployment check warns of it.
+//! NVIDIA Driver Persistence, <https://docs.nvidia.com/deploy/driver-persistence/>; DCGM's
+//! deployment check warns of it.
 
 use crate::check::{Check, Judge};
 use crate::expect::is_consumer_card;

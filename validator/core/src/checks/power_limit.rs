@@ -1,21 +1,23 @@
 //! The power limit is as expected.
 //!
 //! ## Why
-//! A lowered power limit makes a GPU slower under load and leaves no other trace: the GPU works as told.
+//! A lowered power limit makes a GPU slower under load and leaves no other trace: the GPU works as
+//! told.
 //!
 //! ## How it is judged
-//! The limit in force must be what the profile says (`gpus.power_limit_w`), to the watt: `fail` otherwise. Where the
-//! profile says nothing, a limit below the GPU's own default is a `warn`, and so is one below that of another GPU of
-//! the same name in this machine. GPUs whose power cannot be limited are skipped, an `error` where the profile states
-//! a limit.
+//! The limit in force must be what the profile says (`gpus.power_limit_w`), to the watt: `fail`
+//! otherwise. Where the profile says nothing, a limit below the GPU's own default is a `warn`, and
+//! so is one below that of another GPU of the same name in this machine. GPUs whose power cannot be
+//! limited are skipped, an `error` where the profile states a limit.
 //!
 //! ## What to do
-//! `nvidia-smi --power-limit=<watts>` on the GPU, and find out who lowers it at boot (a service, the BMC, the
-//! provider). If the lower limit is wanted, state it in the profile.
+//! `nvidia-smi --power-limit=<watts>` on the GPU, and find out who lowers it at boot (a service,
+//! the BMC, the provider). If the lower limit is wanted, state it in the profile.
 //!
 //! ## Source
-//! `nvmlDeviceGetEnforcedPowerLimit`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM
-//! counts a low power limit as a configuration error.
+//! `nvmlDeviceGetEnforcedPowerLimit`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM counts a low power
+//! limit as a configuration error.
 
 use crate::check::{Check, Judge};
 use crate::expect;

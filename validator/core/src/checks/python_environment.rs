@@ -1,22 +1,24 @@
 //! Python environments are complete, start, and match the profile.
 //!
 //! ## Why
-//! An environment whose interpreter is gone, whose upgrade was interrupted or whose packages do not go together fails at the
-//! start of a job, hours after the image was made.
+//! An environment whose interpreter is gone, whose upgrade was interrupted or whose packages do not
+//! go together fails at the start of a job, hours after the image was made.
 //!
 //! ## How it is judged
-//! Each environment of the machine by the files on its disk: an absent interpreter, two versions of one package, files of a
-//! GPU package that are absent or of another size, code that runs at every start, packages of mixed sources. These are a
-//! `warn`, and a `fail` in an environment that the profile or `--python` names. Such an environment is also started, and
-//! must have the versions that the profile demands; one that does not exist is a `fail`. Skipped where no environment has a
-//! GPU package and none is named.
+//! Each environment of the machine by the files on its disk: an absent interpreter, two versions of
+//! one package, files of a GPU package that are absent or of another size, code that runs at every
+//! start, packages of mixed sources. These are a `warn`, and a `fail` in an environment that the
+//! profile or `--python` names. Such an environment is also started, and must have the versions
+//! that the profile demands; one that does not exist is a `fail`. Skipped where no environment has
+//! a GPU package and none is named.
 //!
 //! ## What to do
-//! Make the environment anew, or install the package again: `pip install --force-reinstall PACKAGE`.
+//! Make the environment anew, or install the package again:
+//! `pip install --force-reinstall PACKAGE`.
 //!
 //! ## Source
-//! Python, virtual environments, <https://docs.python.org/3/library/venv.html>; recording installed projects,
-//! <https://packaging.python.org/en/latest/specifications/recording-installed-packages/>
+//! Python, virtual environments, <https://docs.python.org/3/library/venv.html>; recording installed
+//! projects, <https://packaging.python.org/en/latest/specifications/recording-installed-packages/>
 
 use crate::check::{Check, Judge};
 use crate::environment::VersionRequirement;

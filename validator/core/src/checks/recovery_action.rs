@@ -1,19 +1,21 @@
 //! The driver requests no recovery action.
 //!
 //! ## Why
-//! After a fatal error the driver itself says what the GPU needs before it can work again: a reset, a reboot, or that
-//! work be drained first. Work that starts before that fails, or gives wrong results.
+//! After a fatal error the driver itself says what the GPU needs before it can work again: a reset,
+//! a reboot, or that work be drained first. Work that starts before that fails, or gives wrong
+//! results.
 //!
 //! ## How it is judged
-//! NVML's GPU recovery action must be "none"; any other, known or new, is a `fail`. Drivers that keep no recovery
-//! action are skipped.
+//! NVML's GPU recovery action must be "none"; any other, known or new, is a `fail`. Drivers that
+//! keep no recovery action are skipped.
 //!
 //! ## What to do
 //! What the driver asks for: drain, reset the GPU (`nvidia-smi --gpu-reset`), or reboot the node.
 //!
 //! ## Source
-//! `nvmlDeviceGpuRecoveryAction_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html>; Xid 154
-//! announces a change of it; DCGM's deployment check fails on any.
+//! `nvmlDeviceGpuRecoveryAction_t`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html>; Xid 154 announces a
+//! change of it; DCGM's deployment check fails on any.
 
 use crate::check::{Check, Judge};
 use crate::diagnosis::RecommendedAction;

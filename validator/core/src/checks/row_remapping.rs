@@ -1,25 +1,28 @@
 //! Row remapping succeeded and has spare rows left.
 //!
 //! ## Why
-//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement takes effect only at a
-//! reset, and once it fails, the faulty row stays in use.
+//! Ampere and newer data center GPUs replace faulty rows of memory by spare ones. A replacement
+//! takes effect only at a reset, and once it fails, the faulty row stays in use.
 //!
 //! ## How it is judged
-//! - `fail`: a remapping failed; a remapping waits for a reset; more rows were remapped for uncorrectable errors than
-//!   `policy.remapped_rows_uncorrectable_maximum` allows (511 by default); a bank has no spare row left.
+//! - `fail`: a remapping failed; a remapping waits for a reset; more rows were remapped for
+//!   uncorrectable errors than `policy.remapped_rows_uncorrectable_maximum` allows (511 by
+//!   default); a bank has no spare row left.
 //! - `warn`: a bank has few spare rows left.
 //! - Rows that were remapped in time are named and pass.
 //!
-//! Skipped on GPUs without row remapping, and on GPUs in MIG mode or without ECC whose driver does not answer. A GPU of
-//! an unknown model that does not answer is skipped too, an `error` with a maximum in the profile.
+//! Skipped on GPUs without row remapping, and on GPUs in MIG mode or without ECC whose driver does
+//! not answer. A GPU of an unknown model that does not answer is skipped too, an `error` with a
+//! maximum in the profile.
 //!
 //! ## What to do
-//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or more, or no spare
-//! row: run NVIDIA's field diagnostic and return the GPU.
+//! Pending: drain the node and reset the GPU (`nvidia-smi --gpu-reset`) or reboot. Failed, 512 or
+//! more, or no spare row: run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source
-//! NVIDIA GPU Memory Error Management, row remapping, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's
-//! deployment check fails on failure, on pending and on 512 or more uncorrectable remappings.
+//! NVIDIA GPU Memory Error Management, row remapping,
+//! <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>; DCGM's deployment check fails on
+//! failure, on pending and on 512 or more uncorrectable remappings.
 
 use crate::check::{Check, Judge};
 use crate::diagnosis::RecommendedAction;

@@ -1,8 +1,8 @@
 //! The run looked at everything it meant to.
 //!
 //! ## Why
-//! A run that was stopped early has few failures to report, and would read as a green one in every tool that counts
-//! failures.
+//! A run that was stopped early has few failures to report, and would read as a green one in every
+//! tool that counts failures.
 //!
 //! ## How it is judged
 //! The facts must say when they were collected, and that collection was not interrupted.

@@ -1,18 +1,19 @@
 //! The runtime class that GPU pods request is in the cluster, and this node's runtime has its handler.
 //!
 //! ## Why
-//! A pod with `runtimeClassName: nvidia` is refused without the class, and with a class whose handler containerd does not
-//! know it stays in `ContainerCreating` for ever.
+//! A pod with `runtimeClassName: nvidia` is refused without the class, and with a class whose
+//! handler containerd does not know it stays in `ContainerCreating` for ever.
 //!
 //! ## How it is judged
-//! `kubernetes.runtime_class` of the profile must be among the cluster's runtime classes. Where its handler is `nvidia` and
-//! the container runtime's configuration of this node was read, containerd or CRI-O must have a runtime of that name; a
-//! container does not see that configuration. Skipped when the profile names no class, without a kubelet, and without
-//! credentials for the API server.
+//! `kubernetes.runtime_class` of the profile must be among the cluster's runtime classes. Where its
+//! handler is `nvidia` and the container runtime's configuration of this node was read, containerd
+//! or CRI-O must have a runtime of that name; a container does not see that configuration. Skipped
+//! when the profile names no class, without a kubelet, and without credentials for the API server.
 //!
 //! ## What to do
-//! Apply the class of the manifests, and on the node `nvidia-ctk runtime configure --runtime=containerd`, then
-//! `systemctl restart containerd`. Where `nvidia` is containerd's default runtime, no class is needed.
+//! Apply the class of the manifests, and on the node
+//! `nvidia-ctk runtime configure --runtime=containerd`, then `systemctl restart containerd`. Where
+//! `nvidia` is containerd's default runtime, no class is needed.
 //!
 //! ## Source
 //! Kubernetes, runtime class, <https://kubernetes.io/docs/concepts/containers/runtime-class/>

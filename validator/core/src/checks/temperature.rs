@@ -1,21 +1,23 @@
 //! GPU and memory are cool enough.
 //!
 //! ## Why
-//! Near its limits a GPU slows down, beyond them it shuts itself off. A GPU that is hot while idle has a cooling fault
-//! that the first job will turn into an outage.
+//! Near its limits a GPU slows down, beyond them it shuts itself off. A GPU that is hot while idle
+//! has a cooling fault that the first job will turn into an outage.
 //!
 //! ## How it is judged
 //! - With `policy.temperature_maximum_c` or `policy.memory_temperature_maximum_c`: `fail` above it.
-//! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the greatest operating
-//!   temperature on (of the GPU, of its memory).
-//! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is left, `warn` below 5.
-//! - A temperature that no GPU can have is an `error`, and so is none at all where the profile limits it.
-//! - Where neither GPU nor profile names a limit (Hopper with drivers before 565) the check is skipped;
-//!   `throttle_reasons` still sees thermal slowdown.
+//! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the
+//!   greatest operating temperature on (of the GPU, of its memory).
+//! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is
+//!   left, `warn` below 5.
+//! - A temperature that no GPU can have is an `error`, and so is none at all where the profile
+//!   limits it.
+//! - Where neither GPU nor profile names a limit (Hopper with drivers before 565) the check is
+//!   skipped; `throttle_reasons` still sees thermal slowdown.
 //!
 //! ## What to do
-//! Check fans, air flow, heat sinks and liquid cooling, and the temperature of the room and of the neighbours. On a
-//! cloud machine, replace the instance.
+//! Check fans, air flow, heat sinks and liquid cooling, and the temperature of the room and of the
+//! neighbours. On a cloud machine, replace the instance.
 //!
 //! ## Source
 //! `nvmlTemperatureThresholds_t` and `nvmlDeviceGetMarginTemperature`,
@@ -37,8 +39,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
-/// Silicon that answers is between these; anything else is a broken sensor or a broken answer (gpu-fryer issue 10: a card
-/// at `usize::MAX` degrees was called healthy).
+/// Silicon that answers is between these; anything else is a broken sensor or a broken answer
+/// (gpu-fryer issue 10: a card at `usize::MAX` degrees was called healthy).
 const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
 /// This project's own choice: the margin of an idle H200 is about 50 degrees.
 const TLIMIT_WARN_BELOW_C: i32 = 5;

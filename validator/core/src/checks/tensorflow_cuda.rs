@@ -1,18 +1,20 @@
 //! TensorFlow starts on every GPU and its results equal those of the CPU.
 //!
 //! ## Why
-//! TensorFlow without its CUDA libraries skips the GPUs with one line in its log, and jobs run on the CPU.
+//! TensorFlow without its CUDA libraries skips the GPUs with one line in its log, and jobs run on
+//! the CPU.
 //!
 //! ## How it is judged
-//! The framework is started in a process of its own, with a time limit and a memory limit. The build's CUDA version and the
-//! architectures of its GPU code are judged against driver and GPUs; a proof that succeeded outweighs the tables. A failure
-//! is a `warn` in an environment that neither the profile nor a variable selects, where another environment works.
+//! The framework is started in a process of its own, with a time limit and a memory limit. The
+//! build's CUDA version and the architectures of its GPU code are judged against driver and GPUs; a
+//! proof that succeeded outweighs the tables. A failure is a `warn` in an environment that neither
+//! the profile nor a variable selects, where another environment works.
 //!
 //! Skipped where no Python environment has the package, and where none was started.
 //!
 //! ## What to do
-//! `gpu-validator environment` prints each environment with its packages, libraries and the reason. The remedy names the
-//! package or driver to install.
+//! `gpu-validator environment` prints each environment with its packages, libraries and the reason.
+//! The remedy names the package or driver to install.
 //!
 //! ## Source
 //! TensorFlow, install with pip, <https://www.tensorflow.org/install/pip>

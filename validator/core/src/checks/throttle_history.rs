@@ -1,22 +1,24 @@
 //! The hardware has not held the clocks down for long.
 //!
 //! ## Why
-//! A GPU that overheats or whose power supply brakes it under load looks fine while it is idle. The driver keeps the
-//! time that was lost to each cause.
+//! A GPU that overheats or whose power supply brakes it under load looks fine while it is idle. The
+//! driver keeps the time that was lost to each cause.
 //!
 //! ## How it is judged
-//! `warn` when, since the driver was loaded, hardware thermal slowdown, the power brake or thermal limits held the
-//! clocks down for more than one per cent of the time since boot and for more than a second, or for more than an hour. Time at the power limit
-//! is not judged: a GPU under full load is meant to be there.
+//! `warn` when, since the driver was loaded, hardware thermal slowdown, the power brake or thermal
+//! limits held the clocks down for more than one per cent of the time since boot and for more than
+//! a second, or for more than an hour. Time at the power limit is not judged: a GPU under full load
+//! is meant to be there.
 //!
 //! ## What to do
-//! Thermal: check cooling, fans and neighbours. Power brake: check power supplies and their cables. Look at the load
-//! checks for how far the GPU falls back.
+//! Thermal: check cooling, fans and neighbours. Power brake: check power supplies and their cables.
+//! Look at the load checks for how far the GPU falls back.
 //!
 //! ## Source
-//! `nvmlDeviceGetViolationStatus`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. Events are
-//! told by duration because a single count is noise: DCGM's diagnostic once failed GPUs for a thermal violation of 0.0
-//! s (NVIDIA/DCGM issue 242).
+//! `nvmlDeviceGetViolationStatus`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. Events are told by
+//! duration because a single count is noise: DCGM's diagnostic once failed GPUs for a thermal
+//! violation of 0.0 s (NVIDIA/DCGM issue 242).
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, GpuFacts};
@@ -33,12 +35,14 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
-/// This project's own choice: what costs less than one per cent of the time is lost in the spread between GPUs.
+/// This project's own choice: what costs less than one per cent of the time is lost in the spread
+/// between GPUs.
 const SHARE_MAXIMUM: f64 = 0.01;
 /// Shorter is noise (NVIDIA/DCGM issue 242).
 const SECONDS_MAXIMUM: f64 = 1.0;
 
-/// This project's own choice: an hour is more than a passing cause, and a long uptime does not dilute it.
+/// This project's own choice: an hour is more than a passing cause, and a long uptime does not
+/// dilute it.
 const LONG_S: f64 = 3_600.0;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {

@@ -1,26 +1,30 @@
 //! Nothing holds the clocks down now.
 //!
 //! ## Why
-//! Heat, a power brake from the power supply, or the hardware's own protection can halve a GPU's clocks. Jobs still
-//! run, and are slow for no visible reason.
+//! Heat, a power brake from the power supply, or the hardware's own protection can halve a GPU's
+//! clocks. Jobs still run, and are slow for no visible reason.
 //!
 //! ## How it is judged
 //! NVML's clocks event reasons are a bit mask; every bit is looked at by itself.
-//! - `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown`; `hw_slowdown` while the GPU is at work.
-//! - `warn`: `sw_thermal_slowdown`; `hw_slowdown` on an idle GPU (it may show for a moment while clocks change);
-//!   `sw_power_cap` on an idle GPU (a limit that binds without work is too low); bits that this version does not know.
-//! - Pass: `gpu_idle`, `sw_power_cap` at work (a GPU under full load is meant to run at its power limit), and the
-//!   reasons that somebody configured: `applications_clocks_setting`, `sync_boost`, `display_clocks_setting`.
+//! - `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown`; `hw_slowdown` while the GPU is at
+//!   work.
+//! - `warn`: `sw_thermal_slowdown`; `hw_slowdown` on an idle GPU (it may show for a moment while
+//!   clocks change); `sw_power_cap` on an idle GPU (a limit that binds without work is too low);
+//!   bits that this version does not know.
+//! - Pass: `gpu_idle`, `sw_power_cap` at work (a GPU under full load is meant to run at its power
+//!   limit), and the reasons that somebody configured: `applications_clocks_setting`, `sync_boost`,
+//!   `display_clocks_setting`.
 //!
 //! This is one moment; `throttle_history` judges the time since the driver was loaded.
 //!
 //! ## What to do
-//! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and their cables. On a
-//! cloud machine, replace the instance.
+//! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and
+//! their cables. On a cloud machine, replace the instance.
 //!
 //! ## Source
-//! `nvmlClocksEventReasons`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects
-//! to the bits 0xE8.
+//! `nvmlClocksEventReasons`,
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
+//! the bits 0xE8.
 
 use crate::check::{Check, Judge};
 use crate::facts::{ClocksEventReasons, Facts, GpuFacts};

@@ -1,13 +1,14 @@
 //! The CUDA compiler is on the path.
 //!
 //! ## Why
-//! Most GPU images have a toolkit and leave its folder out of `PATH`: builds of extensions then fail with "nvcc not found",
-//! and tools report that no toolkit is installed.
+//! Most GPU images have a toolkit and leave its folder out of `PATH`: builds of extensions then
+//! fail with "nvcc not found", and tools report that no toolkit is installed.
 //!
 //! ## How it is judged
-//! An `nvcc` in a folder of `PATH`, or in one that `/etc/environment` or a script of `/etc/profile.d` names, passes. One that
-//! is elsewhere is a `warn` with the line to add; never more, because no verdict of this program needs a toolkit. Skipped
-//! without a toolkit and below a sysroot, whose shells have another `PATH`.
+//! An `nvcc` in a folder of `PATH`, or in one that `/etc/environment` or a script of
+//! `/etc/profile.d` names, passes. One that is elsewhere is a `warn` with the line to add; never
+//! more, because no verdict of this program needs a toolkit. Skipped without a toolkit and below a
+//! sysroot, whose shells have another `PATH`.
 //!
 //! ## What to do
 //! Add the line of the remedy to `/etc/profile.d/cuda.sh`.

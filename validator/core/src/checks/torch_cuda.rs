@@ -1,23 +1,25 @@
 //! PyTorch starts on every GPU.
 //!
 //! ## Why
-//! A wheel for another CUDA version, a CPU build, an old driver or a second libcuda leave a job without GPUs. `nvidia-smi`
-//! is content on such a node.
+//! A wheel for another CUDA version, a CPU build, an old driver or a second libcuda leave a job
+//! without GPUs. `nvidia-smi` is content on such a node.
 //!
 //! ## How it is judged
-//! The framework is started in a process of its own, with a time limit and a memory limit. The build's CUDA version and the
-//! architectures of its GPU code are judged against driver and GPUs; a proof that succeeded outweighs the tables. A failure
-//! is a `warn` in an environment that neither the profile nor a variable selects, where another environment works.
-//! The devices must be those of NVML, by UUID where the release returns one. A CPU build is a `warn`.
+//! The framework is started in a process of its own, with a time limit and a memory limit. The
+//! build's CUDA version and the architectures of its GPU code are judged against driver and GPUs; a
+//! proof that succeeded outweighs the tables. A failure is a `warn` in an environment that neither
+//! the profile nor a variable selects, where another environment works. The devices must be those
+//! of NVML, by UUID where the release returns one. A CPU build is a `warn`.
 //!
 //! Skipped where no Python environment has the package, and where none was started.
 //!
 //! ## What to do
-//! `gpu-validator environment` prints each environment with its packages, libraries and the reason. The remedy names the
-//! package or driver to install.
+//! `gpu-validator environment` prints each environment with its packages, libraries and the reason.
+//! The remedy names the package or driver to install.
 //!
 //! ## Source
-//! PyTorch, get started, <https://pytorch.org/get-started/locally/>; CUDA Compatibility, <https://docs.nvidia.com/deploy/cuda-compatibility/>
+//! PyTorch, get started, <https://pytorch.org/get-started/locally/>; CUDA Compatibility,
+//! <https://docs.nvidia.com/deploy/cuda-compatibility/>
 
 use crate::check::{Check, Judge};
 use crate::environment::installed::{self, Part};

@@ -1,12 +1,14 @@
 //! GPUs of one model have one VBIOS version, and one that the profile allows.
 //!
 //! ## Why
-//! A card that was replaced often comes with another VBIOS: other power and clock tables, a firmware fault that the others
-//! do not have. In a job that waits for the slowest GPU this is a slow node.
+//! A card that was replaced often comes with another VBIOS: other power and clock tables, a
+//! firmware fault that the others do not have. In a job that waits for the slowest GPU this is a
+//! slow node.
 //!
 //! ## How it is judged
-//! With `gpus.vbios` in the profile, the VBIOS of each GPU must be one of that list. Without it, GPUs of the same name must
-//! agree; different versions are a warning, since every one of them may be right. Skipped when there is nothing to compare.
+//! With `gpus.vbios` in the profile, the VBIOS of each GPU must be one of that list. Without it,
+//! GPUs of the same name must agree; different versions are a warning, since every one of them may
+//! be right. Skipped when there is nothing to compare.
 //!
 //! ## What to do
 //! Ask the machine's vendor for the VBIOS that the board should have, and update the odd one.

@@ -164,8 +164,8 @@ pub fn judge(build: &Build, machine: &Machine) -> Compatibility {
     Compatibility::of(parts, minimum.cloned())
 }
 
-/// The oldest driver on which a build of this CUDA version starts: that of minor-version compatibility or, where it is older,
-/// the toolkit's own.
+/// The oldest driver on which a build of this CUDA version starts: that of minor-version
+/// compatibility or, where it is older, the toolkit's own.
 pub fn minimum_driver(cuda: CudaVersion) -> Option<&'static DriverVersion> {
     let own = reference::cuda_toolkit(cuda).map(|row| &row.driver);
     reference::minor_version_minimum(cuda.major)
@@ -250,7 +250,8 @@ fn drivers_of(machine: &Machine, parts: &mut Vec<Part>) -> Drivers {
 
 const REMOVE_COMPAT: &str = "remove the compat folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d";
 
-/// The CUDA version of a driver whose branch the table does not list: that of the newest toolkit that it is new enough for.
+/// The CUDA version of a driver whose branch the table does not list: that of the newest toolkit
+/// that it is new enough for.
 fn newest_cuda_at(driver: &DriverVersion) -> Option<CudaVersion> {
     let rows = reference::cuda_toolkits().iter();
     rows.filter(|row| row.driver <= *driver)
@@ -312,7 +313,8 @@ fn judge_driver(
         return;
     };
     if *driver < row.driver && !drivers.by_compat {
-        // Where the targets are listed, each GPU's own judgement states whether its machine code is among them.
+        // Where the targets are listed, each GPU's own judgement states whether its machine code is
+        // among them.
         let start = match build.code {
             Code::Listed(_) => Start::Full,
             Code::OfToolkit => Start::Limited,
@@ -357,7 +359,8 @@ fn needed_code(machine: &Machine) -> String {
     parts.join(", ")
 }
 
-/// The oldest `cuda-compat` package of the major version that makes this CUDA version run on the machine's driver.
+/// The oldest `cuda-compat` package of the major version that makes this CUDA version run on the
+/// machine's driver.
 fn compat_for(cuda: CudaVersion, machine: &Machine) -> Option<CudaVersion> {
     let driver = machine.driver.as_ref()?;
     if machine.gpus.is_empty() || machine.gpus.iter().any(|gpu| !gpu.data_center) {

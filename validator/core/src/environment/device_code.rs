@@ -46,9 +46,11 @@ pub enum CodeFit {
     NoCode,
 }
 
-/// Integrated GPUs (Jetson, DRIVE) run machine code for themselves alone, although others share their major version.
+/// Integrated GPUs (Jetson, DRIVE) run machine code for themselves alone, although others share
+/// their major version.
 ///
-/// Source: the table of integrated architectures in torch/cuda/__init__.py 2.15.0; CUDA 13.0 renamed 10.1 to 11.0.
+/// Source: the table of integrated architectures in torch/cuda/__init__.py 2.15.0; CUDA 13.0
+/// renamed 10.1 to 11.0.
 const INTEGRATED: [(u32, u32); 7] = [(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)];
 
 fn is_integrated(capability: ComputeCapability) -> bool {
@@ -93,7 +95,8 @@ impl CodeTarget {
     }
 }
 
-/// The best way in which any of these targets runs on the GPU. `driver_cuda` is the CUDA version whose PTX the driver compiles.
+/// The best way in which any of these targets runs on the GPU. `driver_cuda` is the CUDA version
+/// whose PTX the driver compiles.
 pub(super) fn fit(
     targets: &[CodeTarget],
     device: ComputeCapability,

@@ -13,7 +13,8 @@ use crate::findings::{Outcome, Verdict};
 use crate::profile::{Profile, PythonRequirement};
 use crate::tally::Tally;
 
-/// Packages that bring GPU code of their own, by their names in the index, and the framework whose table lists them.
+/// Packages that bring GPU code of their own, by their names in the index, and the framework whose
+/// table lists them.
 const JUDGED: [(&str, &str); 12] = [
     ("torch", "torch"),
     ("tensorflow", "tensorflow"),
@@ -191,7 +192,8 @@ impl std::fmt::Display for ProofFailure {
     }
 }
 
-/// The first thing that went wrong among the steps that `is_of` selects; an end in the middle of a step is that step's.
+/// The first thing that went wrong among the steps that `is_of` selects; an end in the middle of a
+/// step is that step's.
 pub fn failure(proof: &PythonProof, is_of: impl Fn(&str) -> bool) -> Option<ProofFailure> {
     let failed = proof
         .steps
@@ -264,7 +266,8 @@ fn signal_name(number: i32) -> &'static str {
     }
 }
 
-/// What was read of environments: an `error` where the profile demands one and nothing was read, else a `skip`.
+/// What was read of environments: an `error` where the profile demands one and nothing was read,
+/// else a `skip`.
 pub(crate) fn seen<'f>(
     facts: &'f Facts,
     profile: &Profile,
@@ -330,8 +333,8 @@ impl Part {
 
 /// One judgement for a framework over all environments that have it.
 ///
-/// A failure in an environment that neither the profile nor a variable selects is a warning where the framework works in
-/// another environment: it concerns only those who choose that environment.
+/// A failure in an environment that neither the profile nor a variable selects is a warning where
+/// the framework works in another environment: it concerns only those who choose that environment.
 pub(crate) fn judge_framework(
     facts: &Facts,
     profile: &Profile,

@@ -1,7 +1,9 @@
-//! Whether a program starts on a machine: toolkit, driver, compat package, GPU architecture, framework build and Python.
+//! Whether a program starts on a machine: toolkit, driver, compat package, GPU architecture,
+//! framework build and Python.
 //!
 //! - [`compatibility`]: one build of CUDA code against one machine.
-//! - [`explain`]: the same from a question such as `torch 2.11 cu126 on B200 driver 570`, without a machine.
+//! - [`explain`]: the same from a question such as `torch 2.11 cu126 on B200 driver 570`, without a
+//!   machine.
 //! - [`installed`]: the packages of an environment's facts, and what their proofs returned.
 //! - [`messages`]: the causes of frameworks' error messages.
 //! - [`tree`]: what `gpu-validator environment` prints.

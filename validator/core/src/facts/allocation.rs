@@ -11,7 +11,8 @@ use crate::worker_id::WorkerId;
 /// Name of the workload in a [`WorkerId`].
 pub const ALLOCATION: &str = "allocation";
 
-/// The parent's view of the allocation test. The workers' own reports are in `load.runs`, by [`WorkerId`].
+/// The parent's view of the allocation test. The workers' own reports are in `load.runs`, by
+/// [`WorkerId`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllocationFacts {
@@ -127,7 +128,8 @@ pub struct GpuUse {
 #[serde(deny_unknown_fields)]
 pub struct KillingPhase {
     pub killed: u32,
-    /// From the last kill until NVML listed none of them; `None` where it still did at the end of the time limit.
+    /// From the last kill until NVML listed none of them; `None` where it still did at the end of
+    /// the time limit.
     pub unlisted_after_s: Option<f64>,
 }
 

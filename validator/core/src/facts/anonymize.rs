@@ -1,10 +1,12 @@
 //! Replaces what identifies a machine, so that its facts can be shown to others.
 //!
-//! Replaced are UUIDs (of GPUs, MIG devices and NVLink clusters), serial numbers of boards, the host's name, EC2
-//! instance and image ids, and the names of a cluster's node, API server and pods with GPUs, wherever they stand: in their
-//! own fields, as keys, and inside of texts such as kernel messages, paths and names of processes. The same identifier becomes the same replacement everywhere, so that
-//! everything that referred to a GPU still refers to it. What is left is what describes the kind of machine: models,
-//! versions, PCI addresses, counters, and paths apart from user names in `/home/…`.
+//! Replaced are UUIDs (of GPUs, MIG devices and NVLink clusters), serial numbers of boards, the
+//! host's name, EC2 instance and image ids, and the names of a cluster's node, API server and pods
+//! with GPUs, wherever they stand: in their own fields, as keys, and inside of texts such as kernel
+//! messages, paths and names of processes. The same identifier becomes the same replacement
+//! everywhere, so that everything that referred to a GPU still refers to it. What is left is what
+//! describes the kind of machine: models, versions, PCI addresses, counters, and paths apart from
+//! user names in `/home/…`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +19,8 @@ use super::{Facts, KubernetesFacts, ProcessOwner, Reading};
 const SHORTEST_NAME: usize = 3;
 
 impl Facts {
-    /// These facts without what identifies the machine, see the module's documentation. Facts that are anonymous
-    /// already come back as they are.
+    /// These facts without what identifies the machine, see the module's documentation. Facts that
+    /// are anonymous already come back as they are.
     pub fn anonymized(&self) -> anyhow::Result<Self> {
         if self.anonymized {
             return Ok(self.clone());
@@ -41,7 +43,8 @@ impl Facts {
     }
 }
 
-/// Namespaces are common words (`default`), so that they are replaced in their own fields and nowhere else.
+/// Namespaces are common words (`default`), so that they are replaced in their own fields and
+/// nowhere else.
 fn remove_namespaces(kubernetes: &mut KubernetesFacts) {
     const NAMESPACE: &str = "namespace";
     if let Reading::Value(assignments) = &mut kubernetes.assignments {
@@ -62,7 +65,8 @@ fn remove_namespaces(kubernetes: &mut KubernetesFacts) {
 
 #[derive(Default)]
 struct Replacements {
-    /// What is replaced, by what; the longest first, so that no replacement cuts through a longer identifier.
+    /// What is replaced, by what; the longest first, so that no replacement cuts through a longer
+    /// identifier.
     identifiers: Vec<(String, String)>,
     /// By the UUID in lower case: the kernel and the drivers do not agree on the case.
     uuids: BTreeMap<String, String>,
@@ -72,7 +76,8 @@ impl Replacements {
     fn learn(&mut self, facts: &Facts) {
         let mut serials = 0;
         for gpu in &facts.gpus {
-            // UUIDs are found by their form; those of GPUs get their numbers first, in the order of the GPUs.
+            // UUIDs are found by their form; those of GPUs get their numbers first, in the order of
+            // the GPUs.
             if let Some(uuid) = gpu.uuid.value() {
                 self.texts_uuids(uuid);
             }
@@ -105,7 +110,8 @@ impl Replacements {
             .sort_by_key(|(identifier, _)| std::cmp::Reverse(identifier.len()));
     }
 
-    /// Names of the node, of the API server, and of the pods that have GPUs, whose names often say whose they are.
+    /// Names of the node, of the API server, and of the pods that have GPUs, whose names often say
+    /// whose they are.
     fn learn_kubernetes(&mut self, kubernetes: &KubernetesFacts) {
         if let Some(api) = kubernetes.api.value() {
             if let Some(name) = api.node_name.value() {
@@ -201,7 +207,8 @@ fn is_uuid(text: &str) -> bool {
         })
 }
 
-/// Replaces `word` where no letter or digit touches it, so that a host called `gpu` does not change `gpus`.
+/// Replaces `word` where no letter or digit touches it, so that a host called `gpu` does not change
+/// `gpus`.
 fn replace_words(text: &str, word: &str, replacement: &str) -> String {
     let mut replaced = String::with_capacity(text.len());
     let mut rest = text;

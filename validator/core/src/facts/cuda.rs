@@ -11,7 +11,8 @@ use super::{ComputeCapability, Reading};
 pub struct CudaFacts {
     /// The library was loaded, from this path (links resolved).
     pub library: Reading<String>,
-    /// The loader does not find `libcuda.so.1` by its name, as programs ask for it; it was loaded by this path instead.
+    /// The loader does not find `libcuda.so.1` by its name, as programs ask for it; it was loaded
+    /// by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
     /// What the loader said of that name, where it found a file that cannot be loaded.
@@ -23,8 +24,9 @@ pub struct CudaFacts {
     pub driver_version: Reading<u32>,
     /// CUDA's devices, by UUID; the order is CUDA's own and means nothing elsewhere.
     pub devices: Reading<Vec<CudaDevice>>,
-    /// CUDA was started on its first GPU only, so that [`Self::devices`] lists no other: at level quick on several GPUs,
-    /// because `cuInit` takes a quarter of a second for each GPU that it may use.
+    /// CUDA was started on its first GPU only, so that [`Self::devices`] lists no other: at level
+    /// quick on several GPUs, because `cuInit` takes a quarter of a second for each GPU that it may
+    /// use.
     #[serde(default)]
     pub first_gpu_only: bool,
     /// How the probe process ended, when it did not end well.

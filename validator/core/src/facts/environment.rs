@@ -1,4 +1,5 @@
-//! CUDA toolkits, libraries and Python environments: what decides whether a program of this machine starts on its GPUs.
+//! CUDA toolkits, libraries and Python environments: what decides whether a program of this machine
+//! starts on its GPUs.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{CudaToolkit, Reading};
 
-/// Toolkits, libraries and Python environments of a machine or of a container image, read from level standard on.
+/// Toolkits, libraries and Python environments of a machine or of a container image, read from
+/// level standard on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentFacts {
     /// Every toolkit once, whatever number of links lead to it.
     pub toolkits: Vec<CudaToolkit>,
-    /// The `nvcc` that a shell starts: found in `PATH`, or in a folder that `/etc/environment` or a profile script names.
-    /// `NotSupported` below a sysroot, whose shells have another `PATH` than this process.
+    /// The `nvcc` that a shell starts: found in `PATH`, or in a folder that `/etc/environment` or a
+    /// profile script names. `NotSupported` below a sysroot, whose shells have another `PATH` than
+    /// this process.
     pub nvcc_on_path: Reading<Option<String>>,
     /// The GPU libraries that a program without libraries of its own loads.
     pub libraries: Vec<ResolvedLibrary>,
@@ -34,7 +37,8 @@ pub struct EnvironmentFacts {
 pub struct DiskWalk {
     pub folders: u32,
     pub folders_maximum: u32,
-    /// The limit was reached at this folder, so that environments below it and after it may be missing.
+    /// The limit was reached at this folder, so that environments below it and after it may be
+    /// missing.
     pub stopped_at: Option<String>,
 }
 
@@ -45,7 +49,8 @@ pub struct AvailableModule {
     /// `cuda/12.8`.
     pub name: String,
     pub path: String,
-    /// Folders that it prepends to `PATH`, `LD_LIBRARY_PATH` and `PYTHONPATH`, and variables that it sets.
+    /// Folders that it prepends to `PATH`, `LD_LIBRARY_PATH` and `PYTHONPATH`, and variables that
+    /// it sets.
     pub changes: BTreeMap<String, String>,
 }
 
@@ -112,7 +117,8 @@ pub struct PythonEnvironment {
     pub named: bool,
     /// `VIRTUAL_ENV`, `CONDA_PREFIX` or `PATH` selects it.
     pub active: bool,
-    /// What is started: links are kept, because the real path of a virtual environment's interpreter is another environment's.
+    /// What is started: links are kept, because the real path of a virtual environment's
+    /// interpreter is another environment's.
     pub interpreter: Reading<String>,
     /// `3.12.3` or, from the name of a folder, `3.12`.
     pub python_version: Reading<String>,
@@ -185,9 +191,11 @@ pub struct PythonPackage {
     pub cuda: Reading<String>,
     /// `INSTALLER`, or `conda`.
     pub installer: Option<String>,
-    /// Versions that the metadata demands of other GPU packages: `nvidia-cudnn-cu12` to `9.10.2.21`.
+    /// Versions that the metadata demands of other GPU packages: `nvidia-cudnn-cu12` to
+    /// `9.10.2.21`.
     pub pins: BTreeMap<String, String>,
-    /// What the package's GPU libraries were compiled for; `NotSupported` of a package without a library that is read.
+    /// What the package's GPU libraries were compiled for; `NotSupported` of a package without a
+    /// library that is read.
     pub device_code: Reading<DeviceCode>,
 }
 
@@ -208,7 +216,8 @@ pub struct DeviceCode {
 pub struct PtxCode {
     pub fat_binaries: u32,
     pub version: String,
-    /// Every occurrence lies in relocatable device code, which the driver compiles at link time only.
+    /// Every occurrence lies in relocatable device code, which the driver compiles at link time
+    /// only.
     pub relocatable_only: bool,
 }
 

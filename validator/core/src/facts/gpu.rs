@@ -9,11 +9,13 @@ use super::Reading;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NvmlFacts {
-    /// `nvmlInit` worked. `NotRead` says why not: no library, a missing symbol, a driver that does not answer.
+    /// `nvmlInit` worked. `NotRead` says why not: no library, a missing symbol, a driver that does
+    /// not answer.
     pub initialized: Reading<bool>,
     /// The file that was loaded, where the loader says.
     pub library_path: Option<String>,
-    /// The loader does not find `libnvidia-ml.so.1` by its name, as programs ask for it; it was loaded by this path instead.
+    /// The loader does not find `libnvidia-ml.so.1` by its name, as programs ask for it; it was
+    /// loaded by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
     /// What the loader said of that name, where it found a file that cannot be loaded.
@@ -27,7 +29,8 @@ pub struct NvmlFacts {
     pub cuda_driver_version: Reading<u32>,
     /// `nvmlDeviceGetCount`; [`super::Facts::gpus`] may hold fewer when the probe was cut short.
     pub gpu_count: Reading<u32>,
-    /// How the probe process ended, when it did not end well: `killed after 5 s in nvmlDeviceGetTemperature`.
+    /// How the probe process ended, when it did not end well:
+    /// `killed after 5 s in nvmlDeviceGetTemperature`.
     pub probe_trouble: Vec<String>,
 }
 
@@ -73,7 +76,8 @@ pub struct GpuFacts {
     pub retired_pages: Reading<RetiredPages>,
     /// `nvmlDeviceGetRepairStatus`; newer drivers.
     pub repair_status: Reading<RepairStatus>,
-    /// The driver found memory that it cannot repair (`NVML_FI_DEV_GET_GPU_UNREPAIRABLE_MEMORY` or the like).
+    /// The driver found memory that it cannot repair (`NVML_FI_DEV_GET_GPU_UNREPAIRABLE_MEMORY` or
+    /// the like).
     pub unrepairable_memory: Reading<bool>,
     /// `nvmlDeviceValidateInforom`: true when the checksum is right.
     pub inforom_valid: Reading<bool>,
@@ -282,12 +286,13 @@ pub struct FabricState {
     pub status: String,
     pub clique_id: Option<u32>,
     pub cluster_uuid: Option<String>,
-    /// The health mask's unhealthy parts in words: `degraded bandwidth`, `route recovery in progress`; `None` where the
-    /// driver gives no mask.
+    /// The health mask's unhealthy parts in words: `degraded bandwidth`,
+    /// `route recovery in progress`; `None` where the driver gives no mask.
     pub unhealthy: Option<Vec<String>>,
 }
 
-/// `NVML_CLOCKS_EVENT_REASON_*`, a bit mask: several reasons may hold at once, so it is never compared for equality.
+/// `NVML_CLOCKS_EVENT_REASON_*`, a bit mask: several reasons may hold at once, so it is never
+/// compared for equality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct ClocksEventReasons(pub u64);
@@ -377,7 +382,8 @@ pub struct Clocks {
 pub struct Temperature {
     pub gpu_c: i32,
     pub memory_c: Option<i32>,
-    /// Where the driver begins to slow down and to shut down; `None` on GPUs that speak of T.Limit instead.
+    /// Where the driver begins to slow down and to shut down; `None` on GPUs that speak of T.Limit
+    /// instead.
     pub slowdown_c: Option<i32>,
     pub shutdown_c: Option<i32>,
     pub gpu_max_c: Option<i32>,

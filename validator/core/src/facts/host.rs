@@ -22,21 +22,25 @@ pub struct HostFacts {
     pub uptime_s: Reading<f64>,
     /// This process runs in a container (so host services and devices may be hidden from it).
     pub in_container: Reading<bool>,
-    /// The machine's name by its maker, `/sys/class/dmi/id/product_name`: `DGXH100`. `NotSupported` where there is none.
+    /// The machine's name by its maker, `/sys/class/dmi/id/product_name`: `DGXH100`. `NotSupported`
+    /// where there is none.
     #[serde(default)]
     pub product_name: Reading<String>,
     /// `NotSupported` off EC2.
     pub ec2: Reading<Ec2Instance>,
-    /// NVIDIA functions on the PCI bus, from `/sys/bus/pci/devices`; GPUs, NVSwitches, audio and USB functions alike.
+    /// NVIDIA functions on the PCI bus, from `/sys/bus/pci/devices`; GPUs, NVSwitches, audio and
+    /// USB functions alike.
     pub pci_devices: Reading<Vec<PciDevice>>,
     pub kernel_modules: Reading<KernelModules>,
     /// `/dev/nvidia*` and `/dev/nvidia-caps/*`.
     pub device_nodes: Reading<Vec<DeviceNode>>,
-    /// systemd services by unit name without `.service`: `nvidia-persistenced`, `nvidia-fabricmanager`, and those that
-    /// the profile names. `NotSupported` where there is no systemd.
+    /// systemd services by unit name without `.service`: `nvidia-persistenced`,
+    /// `nvidia-fabricmanager`, and those that the profile names. `NotSupported` where there is no
+    /// systemd.
     pub services: BTreeMap<String, Reading<ServiceState>>,
     pub kernel_log: Reading<KernelLog>,
-    /// Environment variables that change what the driver, CUDA or a profiler does; no others are kept.
+    /// Environment variables that change what the driver, CUDA or a profiler does; no others are
+    /// kept.
     pub environment: Reading<BTreeMap<String, String>>,
     /// CUDA toolkits found on the machine.
     pub cuda_toolkits: Reading<Vec<CudaToolkit>>,
@@ -49,7 +53,8 @@ pub struct HostFacts {
     /// Versions of GSP firmware below `/lib/firmware/nvidia`, as folder names.
     pub gsp_firmware_versions: Reading<Vec<String>>,
     pub container_runtime: Reading<ContainerRuntime>,
-    /// Which machine and which boot of it; absent in anonymized facts and where the boot cannot be read.
+    /// Which machine and which boot of it; absent in anonymized facts and where the boot cannot be
+    /// read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<MachineIdentity>,
     /// What only level image looks at; absent at every other.
@@ -61,7 +66,8 @@ pub struct HostFacts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineIdentity {
-    /// `/proc/sys/kernel/random/boot_id`: random at each boot, and the same in every container of the machine.
+    /// `/proc/sys/kernel/random/boot_id`: random at each boot, and the same in every container of
+    /// the machine.
     pub boot_id: String,
     /// `/etc/machine-id`, which a container may lack or have of its own.
     pub machine_id: Option<String>,
@@ -88,15 +94,18 @@ pub struct PciDevice {
     pub device_id: u16,
     pub subsystem_vendor_id: Option<u16>,
     pub subsystem_device_id: Option<u16>,
-    /// The 24-bit class code: 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge (NVSwitch), 0x040300 audio.
+    /// The 24-bit class code: 0x030000 VGA, 0x030200 3D controller, 0x068000 bridge (NVSwitch),
+    /// 0x040300 audio.
     pub class: u32,
     /// The bound kernel driver: `nvidia`, `nouveau`, `vfio-pci`.
     pub driver: Option<String>,
     pub numa_node: Option<i32>,
-    /// Addresses of the PCIe ports above it, the nearest to the root first; `None` where `/sys` does not show them.
+    /// Addresses of the PCIe ports above it, the nearest to the root first; `None` where `/sys`
+    /// does not show them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream_ports: Option<Vec<String>>,
-    /// `/sys` link state: gigatransfers per second and lanes. Idle GPUs lower the speed to save power.
+    /// `/sys` link state: gigatransfers per second and lanes. Idle GPUs lower the speed to save
+    /// power.
     pub current_link_speed_gts: Option<f64>,
     pub current_link_width: Option<u32>,
     pub max_link_speed_gts: Option<f64>,
@@ -123,16 +132,19 @@ impl PciDevice {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KernelModules {
-    /// Loaded modules among `nvidia`, `nvidia_uvm`, `nvidia_modeset`, `nvidia_drm`, `nvidia_peermem`, `nouveau`,
-    /// `nova_core`, `nvidiafb`, with `/sys/module/*/version` where the module states one.
+    /// Loaded modules among `nvidia`, `nvidia_uvm`, `nvidia_modeset`, `nvidia_drm`,
+    /// `nvidia_peermem`, `nouveau`, `nova_core`, `nvidiafb`, with `/sys/module/*/version` where the
+    /// module states one.
     pub loaded: BTreeMap<String, Option<String>>,
     /// Version of the `nvidia` module: `580.159.04`. `NotSupported` when it is not loaded.
     pub nvidia_version: Reading<String>,
     /// `NotSupported` when it is not loaded.
     pub nvidia_flavor: Reading<KernelModuleFlavor>,
-    /// `/proc/driver/nvidia/params`, the parameters that matter here (`EnableGpuFirmware`, `ModifyDeviceFiles`, …).
+    /// `/proc/driver/nvidia/params`, the parameters that matter here (`EnableGpuFirmware`,
+    /// `ModifyDeviceFiles`, …).
     pub nvidia_parameters: BTreeMap<String, String>,
-    /// Minor numbers by PCI address from `/proc/driver/nvidia/gpus/*/information`: GPUs that the module has bound.
+    /// Minor numbers by PCI address from `/proc/driver/nvidia/gpus/*/information`: GPUs that the
+    /// module has bound.
     pub nvidia_gpus: BTreeMap<String, Option<u32>>,
 }
 
@@ -164,7 +176,8 @@ pub struct DeviceNode {
     pub mode: u32,
 }
 
-/// A systemd service, read from unit files, enablement links and control groups; systemd itself is not asked.
+/// A systemd service, read from unit files, enablement links and control groups; systemd itself is
+/// not asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceState {
@@ -172,7 +185,8 @@ pub struct ServiceState {
     pub installed: bool,
     /// A target wants it, or it is started on demand by a socket or udev rule that is enabled.
     pub enabled: bool,
-    /// It has processes, in its own control group or, as in the GPU operator's containers, elsewhere.
+    /// It has processes, in its own control group or, as in the GPU operator's containers,
+    /// elsewhere.
     pub active: bool,
 }
 
@@ -182,7 +196,8 @@ pub struct ServiceState {
 pub struct CudaToolkit {
     /// `/usr/local/cuda-12.8`, links resolved, without the sysroot.
     pub path: String,
-    /// `12.8.1`; an empty string never: a toolkit whose version cannot be read is listed with `NotRead`.
+    /// `12.8.1`; an empty string never: a toolkit whose version cannot be read is listed with
+    /// `NotRead`.
     pub version: Reading<String>,
     /// Where it was found.
     pub kind: CudaToolkitKind,
@@ -197,7 +212,8 @@ pub struct CudaToolkit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CudaToolkitKind {
-    /// A toolkit folder (`/usr/local/cuda*`, `/opt/cuda`, `/usr/lib/cuda`, `CUDA_HOME`, `CUDA_PATH`).
+    /// A toolkit folder (`/usr/local/cuda*`, `/opt/cuda`, `/usr/lib/cuda`, `CUDA_HOME`,
+    /// `CUDA_PATH`).
     #[default]
     Toolkit,
     /// A Python environment's `nvidia-cuda-runtime` wheel.
@@ -263,6 +279,7 @@ pub struct ContainerRuntime {
     pub docker_default_runtime: Option<String>,
     /// A runtime named `nvidia` in `/etc/containerd/config.toml` or its drop-ins, or in CRI-O's.
     pub containerd_nvidia_runtime: bool,
-    /// CDI specifications below `/etc/cdi` and `/var/run/cdi` with the device names that they define for `nvidia.com/gpu`.
+    /// CDI specifications below `/etc/cdi` and `/var/run/cdi` with the device names that they
+    /// define for `nvidia.com/gpu`.
     pub cdi_specs: BTreeMap<String, Vec<String>>,
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{KernelModuleFlavor, Reading};
 
-/// What level image looks at beside the rest of the host. Everything is read from files, so that no GPU is needed.
+/// What level image looks at beside the rest of the host. Everything is read from files, so that no
+/// GPU is needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageFacts {
@@ -29,7 +30,8 @@ pub struct ImageFacts {
 pub struct InstalledKernel {
     /// The folder's name below `/lib/modules`, which is what `uname -r` says.
     pub release: String,
-    /// `nvidia` and `nvidia_uvm`; `NotSupported` where no file of the module is installed for this kernel.
+    /// `nvidia` and `nvidia_uvm`; `NotSupported` where no file of the module is installed for this
+    /// kernel.
     pub modules: BTreeMap<String, Reading<ModuleFile>>,
 }
 
@@ -73,7 +75,8 @@ pub enum LeftoverKind {
     /// It lets somebody in, or in somewhere: keys, tokens, passwords.
     #[default]
     Secret,
-    /// It would be the same on every instance, or name the build instance: host keys, machine id, cloud-init's state.
+    /// It would be the same on every instance, or name the build instance: host keys, machine id,
+    /// cloud-init's state.
     Identity,
     /// What was typed.
     History,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct KernelLog {
     pub source: KernelLogSource,
-    /// The log reaches back to boot. The kernel's ring buffer forgets its oldest records; what it forgot was not looked at.
+    /// The log reaches back to boot. The kernel's ring buffer forgets its oldest records; what it
+    /// forgot was not looked at.
     pub since_boot: bool,
     /// Age of the oldest record that was read, seconds before collection; `None` for an empty log.
     pub oldest_record_age_s: Option<f64>,
@@ -16,7 +17,8 @@ pub struct KernelLog {
     pub oldest_record_at_s: Option<f64>,
     /// Time stamp of the newest record that was read.
     pub newest_record_at_s: Option<f64>,
-    /// Time stamp before which records between the oldest and the newest are missing: overwritten before they were read.
+    /// Time stamp before which records between the oldest and the newest are missing: overwritten
+    /// before they were read.
     pub gap_until_s: Option<f64>,
     /// The records that matter, oldest first: at most [`KERNEL_LOG_RECORDS_KEPT`].
     pub records: Vec<KernelLogRecord>,
@@ -43,10 +45,12 @@ pub enum KernelLogSource {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KernelLogRecord {
-    /// Seconds before collection; `None` where the source does not say. The kernel stamps records by a clock that nobody
-    /// corrects, so that after months of uptime an age may be wrong by minutes.
+    /// Seconds before collection; `None` where the source does not say. The kernel stamps records
+    /// by a clock that nobody corrects, so that after months of uptime an age may be wrong by
+    /// minutes.
     pub age_s: Option<f64>,
-    /// The time stamp itself, seconds since boot: comparable among records of one source only, and with no other clock.
+    /// The time stamp itself, seconds since boot: comparable among records of one source only, and
+    /// with no other clock.
     pub at_s: Option<f64>,
     /// The text without its time stamp; anything may be in it.
     pub text: String,
@@ -76,7 +80,8 @@ impl KernelLog {
         }
     }
 
-    /// The same log, read again, without what was there before; `None` if it does not have all of what came since.
+    /// The same log, read again, without what was there before; `None` if it does not have all of
+    /// what came since.
     ///
     /// By the kernel's time stamps alone: no other clock is comparable with theirs.
     pub fn since(&self, end: KernelLogEnd) -> Option<Self> {

@@ -15,11 +15,13 @@ pub struct KubernetesFacts {
     pub kubelet_root: String,
     /// The folder holds what a kubelet makes there (`device-plugins` or `pod-resources`).
     pub kubelet_present: Reading<bool>,
-    /// NVIDIA's driver for dynamic resource allocation is here, which gives out GPUs in place of a device plugin.
+    /// NVIDIA's driver for dynamic resource allocation is here, which gives out GPUs in place of a
+    /// device plugin.
     pub dynamic_resource_allocation: bool,
     /// NVIDIA's device plugins, by their sockets in `device-plugins`.
     pub device_plugins: Reading<Vec<DevicePlugin>>,
-    /// `GetAllocatableResources`: the ids of NVIDIA's devices that the kubelet may give to containers, by resource.
+    /// `GetAllocatableResources`: the ids of NVIDIA's devices that the kubelet may give to
+    /// containers, by resource.
     pub allocatable: Reading<BTreeMap<String, Vec<String>>>,
     /// How long the kubelet was waited for until it had as many devices as the node has.
     pub allocatable_wait: Option<AllocatableWait>,
@@ -184,7 +186,8 @@ pub struct PodFacts {
     /// `Running`.
     pub phase: String,
     pub ready: bool,
-    /// `CrashLoopBackOff: back-off 5m0s restarting failed container`, one for each container that waits.
+    /// `CrashLoopBackOff: back-off 5m0s restarting failed container`, one for each container that
+    /// waits.
     pub waiting: Vec<String>,
     pub restarts: u64,
     pub log_tail: Reading<Vec<String>>,

@@ -21,7 +21,8 @@ pub struct LoadFacts {
     pub burn: BTreeMap<String, Reading<BurnRun>>,
     /// What NVML's sensors showed while the burn ran, by GPU UUID.
     pub sensors: BTreeMap<String, SensorLog>,
-    /// Every other workload: one entry for each worker, also for one that was planned and not started.
+    /// Every other workload: one entry for each worker, also for one that was planned and not
+    /// started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<WorkloadRun>,
     /// The parent's view of the allocation test; `None` where none was requested.
@@ -198,8 +199,8 @@ pub struct ValueMismatch {
     pub observed: String,
 }
 
-/// JSON has no NaN and no infinity, and a number that is none must not be lost: it is written as `null`, read as NaN, and
-/// never passes.
+/// JSON has no NaN and no infinity, and a number that is none must not be lost: it is written as
+/// `null`, read as NaN, and never passes.
 mod number_or_nan {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
@@ -231,24 +232,27 @@ pub struct BurnRun {
     /// Seconds that were asked for, and for which products ran.
     pub requested_s: f64,
     pub measured_s: f64,
-    /// Between the first product and the last the worker stood still for so many seconds more (a paused container), with
-    /// nothing for the GPU to do.
+    /// Between the first product and the last the worker stood still for so many seconds more (a
+    /// paused container), with nothing for the GPU to do.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stood_still_s: f64,
-    /// From the start of the worker process to the first product in flight, in milliseconds; what it waited for the word to
-    /// begin is left out.
+    /// From the start of the worker process to the first product in flight, in milliseconds; what
+    /// it waited for the word to begin is left out.
     pub start_to_load_ms: f64,
     /// When it came how far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup: Option<BurnStartup>,
-    /// From the last product to memory freed, in milliseconds; `None` when the worker did not get there.
+    /// From the last product to memory freed, in milliseconds; `None` when the worker did not get
+    /// there.
     pub stop_ms: Option<f64>,
-    /// Free memory of the GPU before the burn, and what of it was written and read back every sweep, in bytes.
+    /// Free memory of the GPU before the burn, and what of it was written and read back every
+    /// sweep, in bytes.
     pub memory_free_bytes: u64,
     pub memory_used_bytes: u64,
     /// What had to be made smaller, and why.
     pub notes: Vec<String>,
-    /// Copies between host and GPU before the first product; `None` where there was no room or an older version ran.
+    /// Copies between host and GPU before the first product; `None` where there was no room or an
+    /// older version ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<CopyProof>,
     pub precisions: Vec<PrecisionRun>,
@@ -262,7 +266,8 @@ pub struct BurnRun {
 pub struct CopyProof {
     /// Bytes copied in each direction.
     pub bytes: u64,
-    /// Blocks of 16 KiB that the GPU holds otherwise than the host sent them, by the GPU's own checksums.
+    /// Blocks of 16 KiB that the GPU holds otherwise than the host sent them, by the GPU's own
+    /// checksums.
     pub to_gpu_wrong_blocks: u64,
     /// Bytes that the host read otherwise than the GPU generated them.
     pub from_gpu_wrong_bytes: u64,
@@ -299,7 +304,8 @@ impl BurnRun {
     }
 }
 
-/// When the worker of a GPU came how far, in milliseconds since the validator began to look at the machine.
+/// When the worker of a GPU came how far, in milliseconds since the validator began to look at the
+/// machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BurnStartup {
@@ -398,11 +404,12 @@ pub struct PrecisionRun {
     #[serde(with = "number_or_nan")]
     #[schemars(with = "Option<f64>")]
     pub tflops: f64,
-    /// The same over successive intervals of equal length, warm-up included: half a second, and longer in a burn of more than a
-    /// quarter of an hour.
+    /// The same over successive intervals of equal length, warm-up included: half a second, and
+    /// longer in a burn of more than a quarter of an hour.
     pub tflops_intervals: Vec<f32>,
     pub reference: ReferenceProof,
-    /// Results (blocks of elements) that differ from the reference, and results that are not finite.
+    /// Results (blocks of elements) that differ from the reference, and results that are not
+    /// finite.
     pub mismatches: u64,
     pub nonfinite: u64,
     /// The first mismatches, at most eight, element by element.
@@ -415,32 +422,35 @@ pub struct PrecisionRun {
 pub struct ReferenceProof {
     /// A checksum over the reference's bits, as hex: GPUs of one model with one seed must agree.
     pub checksum: String,
-    /// Exact integer operands gave the product that the host computed: rows of which elements were compared (of rows longer
-    /// than 256 elements 256 of each), and elements that differed.
+    /// Exact integer operands gave the product that the host computed: rows of which elements were
+    /// compared (of rows longer than 256 elements 256 of each), and elements that differed.
     pub exact_rows: u32,
     pub exact_mismatches: u64,
     /// A checksum over the bits of that product, as hex: how alike GPUs are that are wrong.
     #[serde(default)]
     pub exact_checksum: String,
-    /// Freivalds' check in FP64 with random vectors: the largest residual as a multiple of the rounding bound (at most 1
-    /// is right), and how many vectors.
+    /// Freivalds' check in FP64 with random vectors: the largest residual as a multiple of the
+    /// rounding bound (at most 1 is right), and how many vectors.
     pub freivalds_vectors: u32,
     #[serde(with = "number_or_nan")]
     #[schemars(with = "Option<f64>")]
     pub freivalds_worst: f64,
-    /// Sampled rows computed on the host: elements compared, and the largest error as a multiple of the bound.
+    /// Sampled rows computed on the host: elements compared, and the largest error as a multiple of
+    /// the bound.
     pub sampled_elements: u64,
     #[serde(with = "number_or_nan")]
     #[schemars(with = "Option<f64>")]
     pub sampled_worst: f64,
-    /// Blocks of 16 KiB of both operands whose checksums the host computed itself, of exact operands one in sixteen, of the
-    /// random ones all; 0 where that did not come to its end, `None` in facts of versions that did not compare them.
+    /// Blocks of 16 KiB of both operands whose checksums the host computed itself, of exact
+    /// operands one in sixteen, of the random ones all; 0 where that did not come to its end,
+    /// `None` in facts of versions that did not compare them.
     #[serde(default)]
     pub operand_blocks: Option<u64>,
     /// Of those, the ones that differ in the GPU's memory.
     #[serde(default)]
     pub operand_mismatches: u64,
-    /// The other engine's product of the same exact operands: elements with other bits; `None` without one.
+    /// The other engine's product of the same exact operands: elements with other bits; `None`
+    /// without one.
     pub second_engine_mismatches: Option<u64>,
     /// Freivalds' check of that product, which allows no difference.
     #[serde(default)]
@@ -467,7 +477,8 @@ pub struct ElementMismatch {
     pub sweep: u64,
     /// Reading the same memory again gave the right bits: a transient read error.
     pub right_when_read_again: Option<bool>,
-    /// Computing the product again gave the right bits: a transient compute error; if not, it is stuck.
+    /// Computing the product again gave the right bits: a transient compute error; if not, it is
+    /// stuck.
     pub right_when_computed_again: Option<bool>,
 }
 
@@ -481,8 +492,8 @@ pub struct SensorLog {
     #[serde(with = "super::sensor_columns")]
     #[schemars(with = "super::SensorColumns")]
     pub samples: Vec<SensorSample>,
-    /// How many looks under load found which clocks event reasons: by NVML's bits, those of one look together. Of a long burn
-    /// a sample stands for many looks, and has what any of them had.
+    /// How many looks under load found which clocks event reasons: by NVML's bits, those of one
+    /// look together. Of a long burn a sample stands for many looks, and has what any of them had.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons_seen: BTreeMap<u64, u64>,
     /// The PCIe link while the load ran; `None` where it was not sampled.
@@ -490,7 +501,8 @@ pub struct SensorLog {
     pub pcie: Option<PcieUnderLoad>,
     pub before: LoadCounters,
     pub after: LoadCounters,
-    /// Xids that the kernel log gained during the load and that name this GPU's PCI address, but for those below.
+    /// Xids that the kernel log gained during the load and that name this GPU's PCI address, but
+    /// for those below.
     pub xids: Vec<u32>,
     /// Those that name a process of others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -498,8 +510,8 @@ pub struct SensorLog {
     /// Why it is not known what Xids the kernel log gained, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xids_trouble: Option<String>,
-    /// Xids that NVML told of as events during the load, in their order: without the process, but where nobody may read the
-    /// kernel log, too.
+    /// Xids that NVML told of as events during the load, in their order: without the process, but
+    /// where nobody may read the kernel log, too.
     #[serde(default)]
     pub xid_events: Reading<Vec<u32>>,
     /// Processes of others that NVML listed on this GPU during the load.

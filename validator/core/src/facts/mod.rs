@@ -1,8 +1,9 @@
 //! Everything that was seen of a machine, as one plain value.
 //!
-//! Probes fill it, checks judge it, and nothing else connects the two: any verdict can be computed again from
-//! `facts.json`. No NVML or CUDA type appears here. A probe never fails: what could not be read is a
-//! [`Reading::NotRead`] with the reason, so that a check cannot mistake it for a value.
+//! Probes fill it, checks judge it, and nothing else connects the two: any verdict can be computed
+//! again from `facts.json`. No NVML or CUDA type appears here. A probe never fails: what could not
+//! be read is a [`Reading::NotRead`] with the reason, so that a check cannot mistake it for a
+//! value.
 
 mod allocation;
 mod anonymize;
@@ -39,7 +40,8 @@ pub use sensor_columns::SensorColumns;
 
 use crate::level::Level;
 
-/// The format of `facts.json` that this version writes. It grows when a reader of the older format would misjudge.
+/// The format of `facts.json` that this version writes. It grows when a reader of the older format
+/// would misjudge.
 pub const FACTS_FORMAT: u32 = 1;
 
 /// The facts of one machine at one time.
@@ -54,7 +56,8 @@ pub struct Facts {
     pub collected_at: String,
     /// How much was looked at.
     pub level: Level,
-    /// The scenario of the simulated driver libraries that answered, if any did: such facts are not of a real machine.
+    /// The scenario of the simulated driver libraries that answered, if any did: such facts are not
+    /// of a real machine.
     pub simulated: Option<String>,
     /// Serial numbers, UUIDs and host names were replaced by `collect --anonymize`.
     pub anonymized: bool,
@@ -64,22 +67,26 @@ pub struct Facts {
     pub host: HostFacts,
     /// What NVML says of the driver.
     pub nvml: NvmlFacts,
-    /// One entry for each GPU that NVML counts, in NVML's order; the order means nothing outside NVML.
+    /// One entry for each GPU that NVML counts, in NVML's order; the order means nothing outside
+    /// NVML.
     pub gpus: Vec<GpuFacts>,
     /// What the CUDA driver library says.
     pub cuda: CudaFacts,
     /// What GPUs did under work.
     pub load: LoadFacts,
-    /// What was read of the node again after the load; absent where no load ran or an older version collected.
+    /// What was read of the node again after the load; absent where no load ran or an older version
+    /// collected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_load: Option<Box<NodeState>>,
     /// What Kubernetes says of this node; `None` where nobody looked, below level standard.
     #[serde(default)]
     pub kubernetes: Option<KubernetesFacts>,
-    /// Toolkits, libraries and Python environments; `None` where they were not read, below level standard.
+    /// Toolkits, libraries and Python environments; `None` where they were not read, below level
+    /// standard.
     #[serde(default)]
     pub environment: Option<EnvironmentFacts>,
-    /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`, `cuda_kernel`, …).
+    /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`,
+    /// `cuda_kernel`, …).
     pub timings_ms: BTreeMap<String, f64>,
 }
 
@@ -91,7 +98,8 @@ impl Facts {
             .find(|gpu| gpu.uuid.value().is_some_and(|it| it == uuid))
     }
 
-    /// Reads `facts.json`. Facts that a newer version wrote are refused: this version would misjudge them.
+    /// Reads `facts.json`. Facts that a newer version wrote are refused: this version would
+    /// misjudge them.
     pub fn from_json(text: &[u8]) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Format {
@@ -100,7 +108,8 @@ impl Facts {
         let facts: serde_json::Result<Self> = serde_json::from_slice(text);
         let format = match &facts {
             Ok(facts) => Some(facts.format),
-            // Other fields may be unknown because the format is newer, and then that is what the reader must hear.
+            // Other fields may be unknown because the format is newer, and then that is what the
+            // reader must hear.
             Err(_) => serde_json::from_slice::<Format>(text)
                 .ok()
                 .map(|it| it.format),

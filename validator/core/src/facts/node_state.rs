@@ -9,8 +9,9 @@ use super::{DeviceNode, GpuFacts, KernelLog, KernelModules, PciDevice, Reading, 
 
 /// What was read of the node again after the load.
 ///
-/// A value that the second reading does not attempt is left at its default, and the first reading stands for it. A value
-/// that it attempts and does not get is [`Reading::NotRead`] with the reason.
+/// A value that the second reading does not attempt is left at its default, and the first reading
+/// stands for it. A value that it attempts and does not get is [`Reading::NotRead`] with the
+/// reason.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeState {

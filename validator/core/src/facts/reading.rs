@@ -9,13 +9,16 @@ use serde::{Deserialize, Serialize};
 pub enum Reading<T> {
     /// It was read.
     Value(T),
-    /// The hardware or the driver says that it has no such thing (`NVML_ERROR_NOT_SUPPORTED`, no such file by design).
+    /// The hardware or the driver says that it has no such thing (`NVML_ERROR_NOT_SUPPORTED`, no
+    /// such file by design).
     NotSupported,
-    /// It could not be read, and this is why, as a lowercase fragment: `permission denied opening /dev/kmsg`.
+    /// It could not be read, and this is why, as a lowercase fragment:
+    /// `permission denied opening /dev/kmsg`.
     NotRead(String),
 }
 
-/// Why a judgement lacks a value. Converts into the outcome of the check: an `error`, or a `skip` where hardware may lack it.
+/// Why a judgement lacks a value. Converts into the outcome of the check: an `error`, or a `skip`
+/// where hardware may lack it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
     /// The value and the reason, as a lowercase fragment.
@@ -55,7 +58,8 @@ impl<T> Reading<T> {
         }
     }
 
-    /// The value, where a judgement cannot be made without one; otherwise the `error` outcome that says so.
+    /// The value, where a judgement cannot be made without one; otherwise the `error` outcome that
+    /// says so.
     ///
     /// `what` names the value as a person would: `persistence mode`.
     pub fn required(&self, what: &str) -> Result<&T, Unread> {
@@ -70,8 +74,9 @@ impl<T> Reading<T> {
         }
     }
 
-    /// The value, where hardware without it is simply not judged: `NotSupported` becomes a `skip`, `NotRead` stays an
-    /// `error`. Use [`Reading::required`] where the GPU model is known to have it.
+    /// The value, where hardware without it is simply not judged: `NotSupported` becomes a `skip`,
+    /// `NotRead` stays an `error`. Use [`Reading::required`] where the GPU model is known to have
+    /// it.
     pub fn applicable(&self, what: &str) -> Result<&T, Unread> {
         match self {
             Self::NotSupported => Err(Unread::not_applicable(format!(
@@ -81,7 +86,8 @@ impl<T> Reading<T> {
         }
     }
 
-    /// [`Reading::required`] where the hardware is known to have the value, [`Reading::applicable`] elsewhere.
+    /// [`Reading::required`] where the hardware is known to have the value, [`Reading::applicable`]
+    /// elsewhere.
     pub fn required_if(&self, known_to_have_it: bool, what: &str) -> Result<&T, Unread> {
         if known_to_have_it {
             self.required(what)

@@ -1,4 +1,5 @@
-//! Samples as a column for each sensor: eight burned GPUs have eight hundred, and names with each would be most of the facts.
+//! Samples as a column for each sensor: eight burned GPUs have eight hundred, and names with each
+//! would be most of the facts.
 
 use schemars::JsonSchema;
 use serde::de::Error as _;
@@ -6,12 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::SensorSample;
 
-/// One sensor over time: the first number, then each number's difference from the last one before it that was read. `null` was
-/// not read.
+/// One sensor over time: the first number, then each number's difference from the last one before
+/// it that was read. `null` was not read.
 type Column = Vec<Option<i64>>;
 
-/// Samples of one GPU's sensors: the nth entry of every column is of the nth look. A column of which nothing was read is left
-/// out.
+/// Samples of one GPU's sensors: the nth entry of every column is of the nth look. A column of
+/// which nothing was read is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SensorColumns {
@@ -113,7 +114,8 @@ fn numbers<T: TryFrom<i64>>(
 }
 
 impl SensorColumns {
-    /// The samples, unless a column is shorter or longer than that of the times or leaves its range.
+    /// The samples, unless a column is shorter or longer than that of the times or leaves its
+    /// range.
     fn samples(&self) -> Result<Vec<SensorSample>, String> {
         let count = self.t_ms.len();
         let times = numbers::<i64>("t_ms", &self.t_ms, count)?;
@@ -196,8 +198,9 @@ mod tests {
         }
     }
 
-    /// The facts of eight GPUs are 55 KB without a burn (tests/facts/h200x8.facts.json), and the counters and results of one 3 KB
-    /// a GPU: the curves must not be more than 2.5 KB a GPU if all are to be below 100 KB.
+    /// The facts of eight GPUs are 55 KB without a burn (tests/facts/h200x8.facts.json), and the
+    /// counters and results of one 3 KB a GPU: the curves must not be more than 2.5 KB a GPU if all
+    /// are to be below 100 KB.
     #[test]
     fn the_curves_of_a_gpu_are_small() {
         let samples: Vec<SensorSample> = (0..100_u16)

@@ -1,5 +1,5 @@
-//! The reports of many nodes in one: every node's verdict, every failure with its GPU, and the GPUs that are unlike others of
-//! their model.
+//! The reports of many nodes in one: every node's verdict, every failure with its GPU, and the GPUs
+//! that are unlike others of their model.
 
 mod node_report;
 mod outliers;

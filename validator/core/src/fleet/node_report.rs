@@ -145,11 +145,13 @@ pub(crate) struct Gpus {
     /// One line each, in order.
     uuids: Box<str>,
     shape: Arc<Shape>,
-    /// Measurements of all GPUs one after another, in the order of their shapes. Seven digits are more than any sensor has.
+    /// Measurements of all GPUs one after another, in the order of their shapes. Seven digits are
+    /// more than any sensor has.
     values: Box<[f32]>,
 }
 
-/// Models, and the names of what was measured, by GPU: the same for all nodes of a kind, so that it is kept once.
+/// Models, and the names of what was measured, by GPU: the same for all nodes of a kind, so that it
+/// is kept once.
 pub(crate) type Shape = Vec<GpuShape>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -284,7 +286,8 @@ impl NodeReport {
         Self::without_content(name, source, text)
     }
 
-    /// The bytes of a JSON report; `name` is the node's where the report has none, `source` the file.
+    /// The bytes of a JSON report; `name` is the node's where the report has none, `source` the
+    /// file.
     pub fn of_json(bytes: &[u8], name: &str, source: &str, kept: &Kept) -> anyhow::Result<Self> {
         let report: JsonReport =
             serde_json::from_slice(bytes).context("this is no JSON report of gpu-validator")?;
@@ -424,7 +427,8 @@ fn of_report(
     Ok(node)
 }
 
-/// What a `JUnit` file tells of a node: names of what failed, and whether a GPU was judged; it holds no measurement.
+/// What a `JUnit` file tells of a node: names of what failed, and whether a GPU was judged; it
+/// holds no measurement.
 fn of_junit(bytes: &[u8], name: &str, source: &str) -> anyhow::Result<NodeReport> {
     let mut node = NodeReport::without_content(name, source, String::new());
     let mut cases = Cases::default();

@@ -1,22 +1,26 @@
 //! Which numbers are unlike the others. Pure.
 //!
-//! The rule is the modified z-score of Iglewicz and Hoaglin: 0.6745 x (x - median) / MAD, where MAD is the median of the absolute
-//! deviations from the median; beyond 3.5 a value is an outlier. Median and MAD stand where up to half of the values are wrong,
-//! while one broken GPU moves a mean and a standard deviation enough to hide itself. Where more than half of the values are
-//! the same, MAD is 0, and the mean absolute deviation takes its place: (x - median) / (1.253314 x mean deviation).
+//! The rule is the modified z-score of Iglewicz and Hoaglin: 0.6745 x (x - median) / MAD, where MAD
+//! is the median of the absolute deviations from the median; beyond 3.5 a value is an outlier.
+//! Median and MAD stand where up to half of the values are wrong, while one broken GPU moves a mean
+//! and a standard deviation enough to hide itself. Where more than half of the values are the same,
+//! MAD is 0, and the mean absolute deviation takes its place: (x - median) / (1.253314 x mean
+//! deviation).
 //!
-//! Sources: B. Iglewicz, D. Hoaglin, "How to Detect and Handle Outliers", ASQC 1993; NIST/SEMATECH e-Handbook of Statistical
-//! Methods 1.3.5.17, <https://www.itl.nist.gov/div898/handbook/eda/section3/eda35h.htm>; the second form: IBM, SPSS Statistics,
-//! modified z score.
+//! Sources: B. Iglewicz, D. Hoaglin, "How to Detect and Handle Outliers", ASQC 1993; NIST/SEMATECH
+//! e-Handbook of Statistical Methods 1.3.5.17,
+//! <https://www.itl.nist.gov/div898/handbook/eda/section3/eda35h.htm>; the second form: IBM, SPSS
+//! Statistics, modified z score.
 
 /// Beyond this modified z-score a value is an outlier. Source: Iglewicz and Hoaglin, as above.
 const SCORE_MAXIMUM: f64 = 3.5;
-/// The 0.75 quantile of the normal distribution, by which MAD estimates a standard deviation. Source: as above.
+/// The 0.75 quantile of the normal distribution, by which MAD estimates a standard deviation.
+/// Source: as above.
 const MAD_TO_DEVIATION: f64 = 0.6745;
 /// The square root of pi / 2, by which the mean absolute deviation does. Source: as above.
 const MEAN_DEVIATION_TO_DEVIATION: f64 = 1.253_314;
-/// Fewer values say nothing of what is usual. Iglewicz and Hoaglin tried their rule on samples from 10 on; one node of eight
-/// GPUs is let in, as a person would compare them, too.
+/// Fewer values say nothing of what is usual. Iglewicz and Hoaglin tried their rule on samples from
+/// 10 on; one node of eight GPUs is let in, as a person would compare them, too.
 pub(crate) const VALUES_MINIMUM: usize = 8;
 
 /// In which direction a number is worth a look.
@@ -34,8 +38,8 @@ pub(crate) struct Measurement {
     /// The name in the reports, or the part before `*` and the one behind it.
     pub(crate) name: &'static str,
     pub(crate) worse: Worse,
-    /// A smaller distance from the median is of no interest, whatever the score: a share of the median, or in the
-    /// measurement's unit.
+    /// A smaller distance from the median is of no interest, whatever the score: a share of the
+    /// median, or in the measurement's unit.
     floor: Floor,
 }
 
@@ -46,10 +50,11 @@ enum Floor {
 }
 
 /// What is compared.
-// The floors are this project's. Throughput: eight healthy H200s of one node spread by 4 % under one burn (gpu-burn, 343 to 358
-// TFLOP/s, in BENCHMARKS.md's sitting of 2026-11-20), so that less than 5 % is no news. Clocks and power under load follow the
-// same spread. Temperatures of neighbours in one air stream differ by several degrees; 8 is beyond that. The rest are settings and sizes, which
-// do not vary.
+// The floors are this project's. Throughput: eight healthy H200s of one node spread by 4 % under
+// one burn (gpu-burn, 343 to 358 TFLOP/s, in BENCHMARKS.md's sitting of 2026-11-20), so that less
+// than 5 % is no news. Clocks and power under load follow the same spread. Temperatures of
+// neighbours in one air stream differ by several degrees; 8 is beyond that. The rest are settings
+// and sizes, which do not vary.
 pub(crate) const MEASUREMENTS: &[Measurement] = &[
     Measurement {
         name: "burn_*_tflops",

@@ -65,7 +65,8 @@ impl Fleet {
         })
     }
 
-    /// That of the worst node; reports that contradict each other are no pass, and neither is no report.
+    /// That of the worst node; reports that contradict each other are no pass, and neither is no
+    /// report.
     pub fn exit_code(&self) -> u8 {
         let worst = self.nodes.iter().map(|it| it.verdict).max();
         let worst = worst.unwrap_or(NodeVerdict::NotJudged);
@@ -84,7 +85,8 @@ impl Fleet {
     }
 }
 
-/// Simulated GPUs are compared with each other only: next to real ones they would be the outliers, or make them.
+/// Simulated GPUs are compared with each other only: next to real ones they would be the outliers,
+/// or make them.
 fn model_of<'a>(node: &NodeReport, model: &'a str) -> Cow<'a, str> {
     if node.simulated {
         format!("{model} (SIMULATED)").into()

@@ -1,4 +1,5 @@
-//! What no machine can be: values of a profile that exclude each other, or that name what does not exist.
+//! What no machine can be: values of a profile that exclude each other, or that name what does not
+//! exist.
 
 use super::load::nearest_name_hint;
 use super::source::{Find, Source};
@@ -32,7 +33,8 @@ pub(super) fn refuse_impossible_values(
     })
 }
 
-/// Refuses the first contradiction of a resolved profile; `sources` are its files, the extending one first.
+/// Refuses the first contradiction of a resolved profile; `sources` are its files, the extending
+/// one first.
 pub(super) fn refuse_contradictions(
     profile: &Profile,
     sources: &[Source],

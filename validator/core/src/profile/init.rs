@@ -6,8 +6,9 @@ use crate::profile::{CudaVersion, parse};
 /// A value for the profile, or why there is none, as a fragment for a comment.
 type Found<T> = Result<T, String>;
 
-/// A commented profile of this node: every value that was read and is the same on all GPUs; what was not read is there as
-/// a comment with the reason. The text is a valid profile whatever the facts are.
+/// A commented profile of this node: every value that was read and is the same on all GPUs; what
+/// was not read is there as a comment with the reason. The text is a valid profile whatever the
+/// facts are.
 pub fn init(facts: &Facts) -> String {
     let mut draft = Draft::new(facts);
     write_driver(&mut draft, facts);
@@ -53,7 +54,8 @@ impl Draft {
         self.text.push_str(":\n");
     }
 
-    /// `  # why`, then `  key: value`, or the key as a comment with the reason why there is no value.
+    /// `  # why`, then `  key: value`, or the key as a comment with the reason why there is no
+    /// value.
     fn line(&mut self, why: &str, key: &str, value: &Found<String>) {
         self.text.push_str("  # ");
         self.text.push_str(why);

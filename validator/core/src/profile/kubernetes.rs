@@ -16,14 +16,17 @@ pub struct KubernetesProfile {
     pub kubelet_root: Option<String>,
     /// The node's name in the cluster; by default `NODE_NAME`, else the host's name.
     pub node_name: Option<String>,
-    /// Devices that each resource must have, exactly, where the GPUs do not say it: `nvidia.com/mig-1g.10gb: 7`.
+    /// Devices that each resource must have, exactly, where the GPUs do not say it:
+    /// `nvidia.com/mig-1g.10gb: 7`.
     pub resources: BTreeMap<String, u32>,
-    /// Into how many devices time-slicing or MPS makes each GPU or MIG device; by default what the device plugin says.
+    /// Into how many devices time-slicing or MPS makes each GPU or MIG device; by default what the
+    /// device plugin says.
     pub replicas: Option<u32>,
-    /// Seconds in which the kubelet must have as many devices as the node has GPUs; 0 by default, which waits for none.
+    /// Seconds in which the kubelet must have as many devices as the node has GPUs; 0 by default,
+    /// which waits for none.
     pub allocatable_within_s: Option<f64>,
-    /// Whether the device plugin is asked for its own list. NVIDIA's plugin then loses one health event, see the check
-    /// `device_plugin_devices`; false by default.
+    /// Whether the device plugin is asked for its own list. NVIDIA's plugin then loses one health
+    /// event, see the check `device_plugin_devices`; false by default.
     pub list_and_watch: Option<bool>,
     /// Labels that the node must have.
     pub labels: BTreeMap<String, String>,
@@ -31,8 +34,8 @@ pub struct KubernetesProfile {
     pub taints: Vec<String>,
     /// A runtime class that the cluster must have.
     pub runtime_class: Option<String>,
-    /// Whether a `DaemonSet` of NVIDIA's device plugin must be in the cluster; allowed by default, since a plugin may be
-    /// part of the machine.
+    /// Whether a `DaemonSet` of NVIDIA's device plugin must be in the cluster; allowed by default,
+    /// since a plugin may be part of the machine.
     pub device_plugin_daemon_set: Option<Requirement>,
     pub api: KubernetesApiProfile,
     pub gpu_pod: GpuPodProfile,
@@ -54,7 +57,8 @@ pub struct KubernetesApiProfile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GpuPodProfile {
-    /// Whether pods are made at level standard, too; at level extended they are made unless this is false.
+    /// Whether pods are made at level standard, too; at level extended they are made unless this is
+    /// false.
     pub run: Option<bool>,
     /// The image of `gpu-validator`; without one no pod is made.
     pub image: Option<String>,
@@ -65,6 +69,7 @@ pub struct GpuPodProfile {
     /// How many pods at once; by default as many as devices are free.
     pub count: Option<u32>,
     pub runtime_class: Option<String>,
-    /// Seconds in which all of them must have ended, the pull of the image included; 300 by default.
+    /// Seconds in which all of them must have ended, the pull of the image included; 300 by
+    /// default.
     pub deadline_s: Option<f64>,
 }

@@ -10,7 +10,8 @@ use super::merge::merge;
 use super::source::{Find, Position, Source};
 use crate::nearest_name::nearest_name;
 
-/// Why a profile cannot be used. The text names file, line, column, the offending text and the nearest valid name.
+/// Why a profile cannot be used. The text names file, line, column, the offending text and the
+/// nearest valid name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileError(pub String);
 
@@ -25,7 +26,8 @@ impl std::error::Error for ProfileError {}
 /// The largest profile, in bytes. A profile is a page of text.
 pub const SIZE_LIMIT_BYTES: usize = 256 * 1024;
 
-/// No profile nests deeper than its schema (five); the YAML library takes quadratic time for deep brackets.
+/// No profile nests deeper than its schema (five); the YAML library takes quadratic time for deep
+/// brackets.
 const NESTING_LIMIT: usize = 32;
 
 /// Where profiles come from: [`load`] itself does no IO.
@@ -42,9 +44,9 @@ const EXTENDS_LIMIT: usize = 3;
 
 /// Reads a profile file and those that it extends.
 ///
-/// `extends` names a file relative to the one that says it, at most three of them one through the other. The extending
-/// file's scalars override, its mappings merge key by key and its lists replace; `null` clears a value. Name and
-/// description are not inherited.
+/// `extends` names a file relative to the one that says it, at most three of them one through the
+/// other. The extending file's scalars override, its mappings merge key by key and its lists
+/// replace; `null` clears a value. Name and description are not inherited.
 ///
 /// `known_checks` are the ids that `checks:` may name.
 pub fn load(
@@ -91,8 +93,8 @@ pub fn load(
     Ok(profile)
 }
 
-/// Parses one profile's text; `name` stands for the file in errors. `extends` is left as it is, and contradictions are
-/// looked for only without it, since the file that it names may resolve them.
+/// Parses one profile's text; `name` stands for the file in errors. `extends` is left as it is, and
+/// contradictions are looked for only without it, since the file that it names may resolve them.
 pub fn parse(text: &str, name: &str, known_checks: &[&str]) -> Result<Profile, ProfileError> {
     let source = Source {
         name: name.to_owned(),
@@ -117,7 +119,8 @@ pub fn too_large(name: &str) -> String {
     )
 }
 
-/// Parses one file on its own: every key known, every type right, no key twice, no value that can never hold.
+/// Parses one file on its own: every key known, every type right, no key twice, no value that can
+/// never hold.
 fn parse_one(source: &Source, known_checks: &[&str]) -> Result<Profile, ProfileError> {
     if source.text.len() > SIZE_LIMIT_BYTES {
         return Err(ProfileError(too_large(&source.name)));

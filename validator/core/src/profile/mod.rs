@@ -1,7 +1,8 @@
 //! What a node must be: the profile, as written by a person and after `extends` was resolved.
 //!
-//! Everything is optional. What a profile leaves open is derived by `expect.rs` from the EC2 instance type, from
-//! the GPU model, and from the machine's own consistency. An empty file expects nothing.
+//! Everything is optional. What a profile leaves open is derived by `expect.rs` from the EC2
+//! instance type, from the GPU model, and from the machine's own consistency. An empty file expects
+//! nothing.
 
 mod contradictions;
 mod init;
@@ -36,8 +37,9 @@ pub struct Profile {
     /// A name for reports: `p5.48xlarge`.
     pub name: Option<String>,
     pub description: Option<String>,
-    /// Another profile, relative to this file, whose values hold where this one says nothing; no deeper than three.
-    /// Scalars override, mappings merge key by key, lists replace, `null` clears.
+    /// Another profile, relative to this file, whose values hold where this one says nothing; no
+    /// deeper than three. Scalars override, mappings merge key by key, lists replace, `null`
+    /// clears.
     pub extends: Option<String>,
     pub driver: DriverProfile,
     pub cuda: CudaProfile,
@@ -75,14 +77,16 @@ pub struct CudaProfile {
     pub driver_minimum: Option<CudaVersion>,
     /// Toolkits that must be on the machine, by version prefix: `"12.8"` is met by 12.8.1.
     pub toolkits: Vec<CudaVersion>,
-    /// Whether a `cuda-compat` package must, may or must not be there. The default is that it may where it applies.
+    /// Whether a `cuda-compat` package must, may or must not be there. The default is that it may
+    /// where it applies.
     pub compat_package: Option<Requirement>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GpusProfile {
-    /// The product name that NVML gives, or the name of a model of the reference table: `NVIDIA H200`.
+    /// The product name that NVML gives, or the name of a model of the reference table:
+    /// `NVIDIA H200`.
     pub model: Option<String>,
     pub count: Option<u32>,
     /// The least total memory of each GPU.
@@ -185,7 +189,8 @@ pub struct ContainerRuntimeProfile {
     pub cdi: Option<Requirement>,
 }
 
-/// Numbers that judge. What is `None` has the default that the check's documentation names with its source.
+/// Numbers that judge. What is `None` has the default that the check's documentation names with its
+/// source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
@@ -242,9 +247,11 @@ impl XidPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelProfile {
-    /// Seconds that the check kernel may take on one GPU, start of the process included. A burn may say nothing for as long.
+    /// Seconds that the check kernel may take on one GPU, start of the process included. A burn may
+    /// say nothing for as long.
     pub kernel_deadline_s: Option<f64>,
-    /// Seconds that the whole run may take. What has not ended by then is stopped, and the run is not judged.
+    /// Seconds that the whole run may take. What has not ended by then is stopped, and the run is
+    /// not judged.
     pub deadline_s: Option<f64>,
     /// Level standard burns for 10 s, level extended for 60 s, level quick never.
     pub burn: BurnProfile,
@@ -258,7 +265,8 @@ pub struct BurnProfile {
     pub enabled: Option<bool>,
     /// Seconds that are multiplied, all precisions together.
     pub duration_s: Option<f64>,
-    /// One after another; empty: the one that heats a GPU most. What a GPU does not have is left out.
+    /// One after another; empty: the one that heats a GPU most. What a GPU does not have is left
+    /// out.
     pub precisions: Vec<Precision>,
     /// Who multiplies; `auto` by default.
     pub engine: Option<EngineChoice>,
@@ -289,7 +297,8 @@ impl BurnProfile {
     /// What this level multiplies; empty: what heats a GPU most.
     pub fn precisions(&self, level: Level) -> Vec<Precision> {
         if self.precisions.is_empty() && level == Level::Extended {
-            // One of each kind of arithmetic unit and width: what one does right says little of the others.
+            // One of each kind of arithmetic unit and width: what one does right says little of the
+            // others.
             return vec![
                 Precision::Bf16,
                 Precision::Fp8,
@@ -316,7 +325,8 @@ pub struct ImageProfile {
     pub free_disk_minimum_percent: Option<u32>,
 }
 
-/// What the first boot of an instance does; the image's build reads it (`gpu-validator profile show`).
+/// What the first boot of an instance does; the image's build reads it
+/// (`gpu-validator profile show`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FirstBootProfile {

@@ -49,7 +49,8 @@ pub struct DriverBranchRow {
     pub branch: u32,
     /// The CUDA version that the branch offers.
     pub cuda: CudaVersion,
-    /// A base for forward compatibility; other branches are at the end of their life for that purpose.
+    /// A base for forward compatibility; other branches are at the end of their life for that
+    /// purpose.
     pub forward_compatibility_base: bool,
     /// The oldest architecture that the branch supports.
     #[serde(deserialize_with = "super::compute_capability")]
@@ -76,8 +77,8 @@ struct ArchitectureRow {
 pub enum ArchitectureSupport {
     /// The toolkit compiles for the GPU's architecture.
     Native,
-    /// It does not, but machine code for an older architecture of the same major version runs on it; libraries tuned for
-    /// the newer architecture do not exist.
+    /// It does not, but machine code for an older architecture of the same major version runs on
+    /// it; libraries tuned for the newer architecture do not exist.
     OlderMachineCode(ComputeCapability),
     /// No machine code of this toolkit runs on the GPU; only PTX that the driver compiles does.
     PtxOnly,
@@ -102,7 +103,8 @@ pub enum CompatVerdict {
     Compatible,
     /// The driver is of the package's own branch.
     NotNeeded,
-    /// The driver is newer, or no base for this package: on the loader's path it shadows the driver's own library.
+    /// The driver is newer, or no base for this package: on the loader's path it shadows the
+    /// driver's own library.
     NotCompatible,
     /// The table does not list the package.
     UnknownPackage,
@@ -122,8 +124,8 @@ pub fn minor_version_minimum(cuda_major: u32) -> Option<&'static DriverVersion> 
         .map(|row| &row.driver)
 }
 
-/// The row of this toolkit: the same update where the table has it, else the newest listed update of major.minor that
-/// is not newer, else the first of major.minor.
+/// The row of this toolkit: the same update where the table has it, else the newest listed update
+/// of major.minor that is not newer, else the first of major.minor.
 pub fn cuda_toolkit(version: CudaVersion) -> Option<&'static CudaToolkitRow> {
     let mut rows: Vec<_> = TABLES
         .toolkits
@@ -188,8 +190,8 @@ pub fn driver_branches() -> &'static [DriverBranchRow] {
     &TABLES.driver_branches
 }
 
-/// The oldest driver branch that can know GPUs of this architecture: the one that came with the first toolkit for it.
-/// The GPU itself may need a newer one.
+/// The oldest driver branch that can know GPUs of this architecture: the one that came with the
+/// first toolkit for it. The GPU itself may need a newer one.
 pub fn oldest_driver_branch(architecture: ComputeCapability) -> Option<u32> {
     let row = TABLES
         .architectures

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A CUDA version, written `"12.8"` or `"12.8.1"`; compared by major and minor, then update where both name one.
+/// A CUDA version, written `"12.8"` or `"12.8.1"`; compared by major and minor, then update where
+/// both name one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
 #[schemars(with = "String")]
 pub struct CudaVersion {

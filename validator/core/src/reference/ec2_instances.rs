@@ -14,7 +14,8 @@ pub struct Ec2InstanceRow {
     #[serde(default)]
     pub gpu_model: Option<String>,
     pub gpu_count: u32,
-    /// NVSwitches are in the instance, so fabric manager must run (the switches may be hidden from the guest).
+    /// NVSwitches are in the instance, so fabric manager must run (the switches may be hidden from
+    /// the guest).
     pub fabric_manager: bool,
     /// NVLinks of each GPU that the instance connects; `None` where no source says.
     #[serde(default)]

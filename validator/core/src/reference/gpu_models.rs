@@ -15,7 +15,8 @@ pub struct GpuModel {
     pub name: String,
     /// Product names as NVML gives them; older drivers leave out the leading `NVIDIA `.
     pub product_names: Vec<String>,
-    /// PCI device ids; several models may share one (A16 and A2 do), so the product name decides first.
+    /// PCI device ids; several models may share one (A16 and A2 do), so the product name decides
+    /// first.
     pub pci_device_ids: Vec<u16>,
     #[serde(deserialize_with = "super::compute_capability")]
     pub compute_capability: ComputeCapability,
@@ -51,7 +52,8 @@ pub struct GpuModel {
     pub mig: bool,
     /// A data center product, to which forward compatibility (`cuda-compat`) applies.
     pub data_center: bool,
-    /// Dense peak rates in TFLOP/s (or TOP/s) by precision (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`, `int8`).
+    /// Dense peak rates in TFLOP/s (or TOP/s) by precision (`fp64`, `fp32`, `tf32`, `bf16`, `fp16`,
+    /// `fp8`, `int8`).
     pub peak_tflops: std::collections::BTreeMap<String, f64>,
     /// Memory bandwidth in GB/s.
     #[serde(default)]
@@ -105,13 +107,15 @@ static GPU_MODELS: LazyLock<Vec<GpuModel>> = LazyLock::new(|| {
 impl GpuModel {
     /// The least total memory that a healthy card shows, in MiB.
     ///
-    /// 97 % of the usual total: older drivers leave out what they reserve (a T4 shows 15360 or 15079 MiB, an L4 23034 or
-    /// 22491), while losing a memory stack or getting the smaller variant costs a sixth and more.
+    /// 97 % of the usual total: older drivers leave out what they reserve (a T4 shows 15360 or
+    /// 15079 MiB, an L4 23034 or 22491), while losing a memory stack or getting the smaller variant
+    /// costs a sixth and more.
     pub fn memory_minimum_mib(&self) -> Option<u64> {
         self.memory_mib.map(|total| total * 97 / 100)
     }
 
-    /// The product name is one of this model's, with or without the leading `NVIDIA ` that drivers since 470 add.
+    /// The product name is one of this model's, with or without the leading `NVIDIA ` that drivers
+    /// since 470 add.
     pub fn is_named(&self, product_name: &str) -> bool {
         fn bare(name: &str) -> &str {
             name.strip_prefix("NVIDIA ").unwrap_or(name)

@@ -1,7 +1,7 @@
 //! Environment variables that load code into CUDA programs or change how they compute.
 
-/// What each variable does to CUDA programs: DCGM's list, and others of NVIDIA's documentation of CUDA's and cuBLAS's environment
-/// variables and of ld.so(8).
+/// What each variable does to CUDA programs: DCGM's list, and others of NVIDIA's documentation of
+/// CUDA's and cuBLAS's environment variables and of ld.so(8).
 pub const INJECTED_VARIABLES: [(&str, &str); 24] = [
     (
         "CUDA_INJECTION32_PATH",

@@ -1,4 +1,5 @@
-//! Reference data: what NVIDIA, AWS and others say of their products, embedded as data files, each row with its source.
+//! Reference data: what NVIDIA, AWS and others say of their products, embedded as data files, each
+//! row with its source.
 
 mod cuda_errors;
 mod cuda_toolkits;

@@ -64,7 +64,8 @@ fn gpu_models_are_told_apart() {
             it.name
         );
         assert!(!it.source.is_empty(), "{}", it.name);
-        // The name of one model must never be a product name of another, as profiles may give either.
+        // The name of one model must never be a product name of another, as profiles may give
+        // either.
         assert!(
             gpu_models()
                 .iter()
@@ -203,7 +204,8 @@ fn well_known_models_are_right() {
     }
 }
 
-/// The table of the diagnostics gives the module with an x16 slot one lane, and the superchip sixteen.
+/// The table of the diagnostics gives the module with an x16 slot one lane, and the superchip
+/// sixteen.
 #[test]
 fn floors_that_look_exchanged_are_left_out() {
     for name in ["B300", "GB300"] {

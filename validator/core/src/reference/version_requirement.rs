@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bounds of a version, separated by commas: `">=2.6,<2.12"`, `"==2.11.0"`, `"2.11"` for every 2.11.
+/// Bounds of a version, separated by commas: `">=2.6,<2.12"`, `"==2.11.0"`, `"2.11"` for every
+/// 2.11.
 #[derive(Clone, Debug, PartialEq, Eq, JsonSchema)]
 #[schemars(with = "String")]
 pub struct VersionRequirement {

@@ -13,7 +13,8 @@ pub struct Xid {
     pub number: u32,
     pub name: String,
     pub class: XidClass,
-    /// NVIDIA's immediate resolution, as its catalogue names it: `RESET_GPU`; `NONE_PUBLISHED` where it names none.
+    /// NVIDIA's immediate resolution, as its catalogue names it: `RESET_GPU`; `NONE_PUBLISHED`
+    /// where it names none.
     pub resolution: String,
     /// What a person should do.
     pub remedy: String,
@@ -62,8 +63,8 @@ impl Xid {
     }
 }
 
-/// What an Xid shows. Source of the grouping: the sections of NVIDIA's Xid catalogue (memory, NVLink, GSP and
-/// microcontrollers, PCIe).
+/// What an Xid shows. Source of the grouping: the sections of NVIDIA's Xid catalogue (memory,
+/// NVLink, GSP and microcontrollers, PCIe).
 pub fn cause_of_xid(number: u32) -> CauseKind {
     match number {
         79 | 167 => CauseKind::GpuLost,

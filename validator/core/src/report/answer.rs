@@ -10,7 +10,8 @@ use crate::level::Level;
 /// GPUs that a sentence names before it counts the others.
 const GPUS_NAMED: usize = 3;
 
-/// The first line of a report for people: `FAIL: GPU 1 (0000:64:00.0, serial …) has fallen off the bus (Xid 79), 60 s ago. Drain …`.
+/// The first line of a report for people:
+/// `FAIL: GPU 1 (0000:64:00.0, serial …) has fallen off the bus (Xid 79), 60 s ago. Drain …`.
 ///
 /// `causes` are the run's, as [`crate::diagnosis::diagnose`] ranks them.
 pub(crate) fn answer(run: &Run, causes: &[RootCause]) -> String {
@@ -136,7 +137,8 @@ fn gpus_in_words(gpus: &[CauseGpu]) -> Option<String> {
     }
 }
 
-/// `GPU 1 (0000:64:00.0, serial 1650223000001)`: the serial number identifies the board that is replaced.
+/// `GPU 1 (0000:64:00.0, serial 1650223000001)`: the serial number identifies the board that is
+/// replaced.
 fn with_serial(gpu: &CauseGpu) -> String {
     let name = gpu.to_string();
     match (&gpu.serial, name.strip_suffix(')')) {
@@ -145,7 +147,8 @@ fn with_serial(gpu: &CauseGpu) -> String {
     }
 }
 
-/// What to do first. Software has a remedy of its own; hardware that fails again after a reset or a reboot is replaced.
+/// What to do first. Software has a remedy of its own; hardware that fails again after a reset or a
+/// reboot is replaced.
 pub(super) fn action(cause: &RootCause) -> String {
     let action = cause.recommended_action;
     let own = cause.remedy.as_ref().filter(|_| {
@@ -182,7 +185,8 @@ fn busy(run: &Run, causes: &[RootCause]) -> String {
     format!("{}. {}.", users.join("; "), without_full_stop(&action))
 }
 
-/// A GPU that was not judged because it is in use; a warning on its processes alone keeps nothing from being judged.
+/// A GPU that was not judged because it is in use; a warning on its processes alone keeps nothing
+/// from being judged.
 fn is_in_use(cause: &RootCause) -> bool {
     cause.kind == CauseKind::InUse && cause.verdict == Verdict::Error
 }

@@ -16,7 +16,8 @@ pub struct BurnRow {
     pub precision: String,
     /// The kernels that multiplied: `sm_90a`, `cublaslt`.
     pub kernels: String,
-    /// Why this GPU was burned by these, and what was found of the other engine; of all its precisions.
+    /// Why this GPU was burned by these, and what was found of the other engine; of all its
+    /// precisions.
     pub engine_choice: String,
     /// Median over time, in 1e12 operations a second; `null` where it is no number.
     pub tflops: Option<f64>,

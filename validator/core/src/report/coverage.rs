@@ -98,8 +98,8 @@ impl NotJudged {
         self.checks.iter().map(|it| it.subjects.len()).sum()
     }
 
-    /// `device_nodes; ecc_mode, ecc_errors on 8 GPUs; inforom on GPU 3 (0000:3b:00.0)`; the only GPU of a run is not
-    /// named.
+    /// `device_nodes; ecc_mode, ecc_errors on 8 GPUs; inforom on GPU 3 (0000:3b:00.0)`; the only
+    /// GPU of a run is not named.
     pub(crate) fn names(&self, run: &Run) -> String {
         let only_gpu = gpu_count(&run.findings) == 1;
         let mut groups: Vec<(&[Subject], Vec<String>)> = Vec::new();
@@ -129,7 +129,8 @@ impl NotJudged {
     }
 }
 
-/// Why it was not judged, without the name of the reading, so that one missing library is one reason.
+/// Why it was not judged, without the name of the reading, so that one missing library is one
+/// reason.
 pub(crate) fn reason(finding: &Finding) -> String {
     match finding.summary.split_once("could not be read: ") {
         Some((_, reason)) if !reason.is_empty() => reason.to_owned(),

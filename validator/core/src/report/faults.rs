@@ -1,4 +1,5 @@
-//! What is not right, with the same fault on several GPUs, or the same obstacle before several checks, as one entry.
+//! What is not right, with the same fault on several GPUs, or the same obstacle before several
+//! checks, as one entry.
 
 use super::coverage::reason;
 use super::text::{counted, one_line};
@@ -47,13 +48,15 @@ impl Fault<'_> {
         }
     }
 
-    /// The public page on the matter; `None` for several checks, or one that this version does not know.
+    /// The public page on the matter; `None` for several checks, or one that this version does not
+    /// know.
     pub(crate) fn documentation_url(&self) -> Option<&'static str> {
         documentation_url(&self.finding.check).filter(|_| self.checks.len() == 1)
     }
 }
 
-/// Failures first, then what could not be judged, then warnings; within each in the order of the findings.
+/// Failures first, then what could not be judged, then warnings; within each in the order of the
+/// findings.
 pub(crate) fn faults(run: &Run) -> Vec<Fault<'_>> {
     let gpus = gpu_count(&run.findings);
     let mut faults: Vec<Fault<'_>> = Vec::new();

@@ -8,7 +8,8 @@ use crate::findings::{ExitStatus, Run, Subject, Verdict};
 
 /// One `::error` or `::warning` for each fault, the same fault on several GPUs as one.
 ///
-/// GitHub shows ten of each kind in a step, so that faults of one kind beyond that are counted in the last.
+/// GitHub shows ten of each kind in a step, so that faults of one kind beyond that are counted in
+/// the last.
 pub fn github_annotations(run: &Run) -> String {
     let mut commands = String::new();
     let faults = faults(run);
@@ -63,7 +64,8 @@ pub fn github_annotations(run: &Run) -> String {
     commands
 }
 
-/// Source: GitHub Actions documentation, usage limits of annotations (10 warnings and 10 errors a step).
+/// Source: GitHub Actions documentation, usage limits of annotations (10 warnings and 10 errors a
+/// step).
 const ANNOTATIONS_SHOWN: usize = 10;
 
 fn annotation(command: &str, run: &Run, title: &str, message: &str) -> String {
@@ -88,8 +90,8 @@ pub fn workflow_command(command: &str, title: &str, message: &str) -> String {
     )
 }
 
-/// Line by line without anything that the service or who reads its log would act on; what XML cannot carry, a log viewer
-/// should not get either.
+/// Line by line without anything that the service or who reads its log would act on; what XML
+/// cannot carry, a log viewer should not get either.
 fn shown(text: &str) -> String {
     let lines: Vec<String> = text.lines().map(|line| xml(&one_line(line))).collect();
     lines.join("\n")

@@ -1,5 +1,5 @@
-//! Every sample in every format against the files in `tests/golden`; `UPDATE_EXPECT=1 cargo test golden` writes them anew.
-//! Below, what must hold for any run at all.
+//! Every sample in every format against the files in `tests/golden`;
+//! `UPDATE_EXPECT=1 cargo test golden` writes them anew. Below, what must hold for any run at all.
 
 use expect_test::expect_file;
 use proptest::prelude::*;

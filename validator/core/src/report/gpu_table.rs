@@ -1,4 +1,5 @@
-//! The GPUs of a run as a table for people: one row each in PCI order, with what was measured and its limit.
+//! The GPUs of a run as a table for people: one row each in PCI order, with what was measured and
+//! its limit.
 
 use super::burn_rows::{BurnRow, burn_rows};
 use super::text::one_line;
@@ -117,8 +118,8 @@ fn gpus_in_pci_order<'f>(run: &'f Run, causes: &[RootCause]) -> Vec<ShownGpu<'f>
     gpus
 }
 
-/// The worst of the findings on this GPU, and of the causes that name it: a line of the kernel log blames a GPU in a finding
-/// of the host.
+/// The worst of the findings on this GPU, and of the causes that name it: a line of the kernel log
+/// blames a GPU in a finding of the host.
 fn shown<'f>(
     run: &Run,
     causes: &[RootCause],
@@ -283,7 +284,8 @@ fn rows_of<'r>(gpu: &ShownGpu<'_>, rows: &'r [BurnRow]) -> impl Iterator<Item = 
         .filter(move |it| Some(&it.gpu_uuid) == uuid.as_ref())
 }
 
-/// `660.1 (101% ref)`: the median, and its share of the model's measured reference where there is one.
+/// `660.1 (101% ref)`: the median, and its share of the model's measured reference where there is
+/// one.
 fn throughput(gpu: &ShownGpu<'_>, precision: &str, rows: &[BurnRow]) -> String {
     let Some(row) = rows_of(gpu, rows).find(|it| it.precision == precision) else {
         return String::new();
@@ -316,7 +318,8 @@ fn watts(milliwatts: u32) -> f64 {
     f64::from(milliwatts) / 1000.0
 }
 
-/// `59/87`: the hottest sample under load, or idle, and the temperature from which the GPU slows down.
+/// `59/87`: the hottest sample under load, or idle, and the temperature from which the GPU slows
+/// down.
 fn temperature_cell(gpu: &ShownGpu<'_>, rows: &[BurnRow]) -> String {
     let read = gpu.facts.and_then(|it| it.temperature.value());
     let limit = read.and_then(|it| it.slowdown_c.or(it.gpu_max_c));

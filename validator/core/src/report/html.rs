@@ -1,4 +1,5 @@
-//! The report as one HTML file: no script, nothing loaded from elsewhere, light or dark as the reader's system is.
+//! The report as one HTML file: no script, nothing loaded from elsewhere, light or dark as the
+//! reader's system is.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
 

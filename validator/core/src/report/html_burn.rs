@@ -90,8 +90,8 @@ fn chart(gpu: &GpuFacts, uuid: &str, run: &BurnRun, log: Option<&SensorLog>) -> 
     }
 }
 
-/// The points of a line from the bottom left (nothing, the first product) to the top right (`top`, or the greatest value).
-/// What lies outside of the burn or is no number is left out.
+/// The points of a line from the bottom left (nothing, the first product) to the top right (`top`,
+/// or the greatest value). What lies outside of the burn or is no number is left out.
 fn polyline(points: &[(f64, f64)], whole_s: f64, top: Option<f64>) -> String {
     let within = || {
         points

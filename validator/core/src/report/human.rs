@@ -1,7 +1,7 @@
 //! The report for a person at a terminal or in a build log.
 //!
-//! First the answer: verdict, cause, GPU and remediation. Then the GPUs, further problems, and a line of counts. Every check
-//! and the coverage by name are in the details (`-v`).
+//! First the answer: verdict, cause, GPU and remediation. Then the GPUs, further problems, and a
+//! line of counts. Every check and the coverage by name are in the details (`-v`).
 
 use super::answer::{action, answer, named_cause, word};
 use super::gpu_table::GpuTable;
@@ -13,7 +13,8 @@ use super::verdict;
 use crate::diagnosis::{RootCause, diagnose};
 use crate::findings::{Finding, Run};
 
-/// The report for a person: the answer, the GPUs, further problems, details where they are wanted, and counts.
+/// The report for a person: the answer, the GPUs, further problems, details where they are wanted,
+/// and counts.
 pub fn human(run: &Run, style: HumanStyle) -> String {
     let causes = diagnose(run);
     let mut page = Page {

@@ -1,4 +1,5 @@
-//! The details of the report for a person: every check, the findings that object in full, and the coverage by name.
+//! The details of the report for a person: every check, the findings that object in full, and the
+//! coverage by name.
 
 use super::coverage::Coverage;
 use super::faults::{Fault, faults};

@@ -31,8 +31,8 @@ pub struct Report {
     pub exit_code: u8,
     /// The scenario of the simulated driver libraries that answered, if any did.
     pub simulated: Option<String>,
-    /// The action of the first root cause: `wait`, `fix_software`, `drain`, `reset`, `reboot` or `rma`; absent where the
-    /// node may take work.
+    /// The action of the first root cause: `wait`, `fix_software`, `drain`, `reset`, `reboot` or
+    /// `rma`; absent where the node may take work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recommended_action: Option<RecommendedAction>,
     /// Root causes, the one to act on first.
@@ -48,7 +48,8 @@ pub struct Report {
     /// When the facts were collected, RFC 3339 in UTC.
     pub collected_at: String,
     pub machine: Machine,
-    /// Findings by verdict. A JUnit report of the same run has as many test cases, failures, errors and skips.
+    /// Findings by verdict. A JUnit report of the same run has as many test cases, failures, errors
+    /// and skips.
     pub counts: Counts,
     pub coverage: Coverage,
     /// What the burn showed, one row for each GPU and precision; absent where nothing was burned.
@@ -113,7 +114,8 @@ fn reported_checks(findings: &[Finding]) -> BTreeMap<String, ReportedCheck> {
 
 /// The JSON report, indented, with a line break at its end.
 pub fn json(run: &Run) -> String {
-    // Every map of the report has string keys, so that writing it cannot fail; numbers that JSON lacks become null.
+    // Every map of the report has string keys, so that writing it cannot fail; numbers that JSON
+    // lacks become null.
     let mut text = serde_json::to_string_pretty(&Report::of(run)).unwrap_or_default();
     text.push('\n');
     super::text::visible_json(&text)

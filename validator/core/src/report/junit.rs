@@ -1,7 +1,8 @@
 //! The JUnit report: one suite for the host and one for each GPU.
 //!
-//! Written by the crate junit-report; what it leaves out and readers count by (`skipped` on suites, totals on the root)
-//! is added in a second pass over its XML. A warning is a test case that passes and says so in its `system-out`.
+//! Written by the crate junit-report; what it leaves out and readers count by (`skipped` on suites,
+//! totals on the root) is added in a second pass over its XML. A warning is a test case that passes
+//! and says so in its `system-out`.
 
 use junit_report::{Duration, OffsetDateTime, Report, TestCase, TestResult, TestSuite};
 use quick_xml::events::{BytesStart, Event};
@@ -27,7 +28,8 @@ pub fn junit(run: &Run) -> String {
     let mut report = Report::new();
     report.add_testsuites(suites.iter().map(|it| it.written(run)));
     let mut written = Vec::new();
-    // Writing to memory fails only out of it; a report cut short would not be well-formed, so nothing is returned then.
+    // Writing to memory fails only out of it; a report cut short would not be well-formed, so
+    // nothing is returned then.
     if report.write_xml(&mut written).is_err() {
         return String::new();
     }
@@ -67,7 +69,8 @@ impl Suite<'_> {
         suite.timestamp = timestamp(&run.facts.collected_at);
         let mut names: Vec<&str> = Vec::new();
         for finding in &self.findings {
-            // GPUs that tell neither UUID nor PCI address share a suite; readers want distinct names.
+            // GPUs that tell neither UUID nor PCI address share a suite; readers want distinct
+            // names.
             let before = names.iter().filter(|it| **it == finding.check).count();
             names.push(&finding.check);
             let name = match before {
@@ -140,7 +143,8 @@ fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
     case
 }
 
-/// Readers print attributes as they are: a line break in one could begin a command to the service that shows the log.
+/// Readers print attributes as they are: a line break in one could begin a command to the service
+/// that shows the log.
 fn attribute(text: &str) -> String {
     xml(&one_line(text))
 }
@@ -156,8 +160,9 @@ fn message(finding: &Finding, run: &Run) -> String {
     }
 }
 
-/// Readers that compare runs take class and name for the test's identity. The PCI address is the same for a lost GPU, for the
-/// board that replaces it, and on all nodes of one type. Instances of one GPU share its address, which their UUIDs then follow.
+/// Readers that compare runs take class and name for the test's identity. The PCI address is the
+/// same for a lost GPU, for the board that replaces it, and on all nodes of one type. Instances of
+/// one GPU share its address, which their UUIDs then follow.
 fn class_name(subject: &Subject, run: &Run) -> String {
     let Subject::Gpu(gpu) = subject else {
         return "gpu-validator.host".to_owned();
@@ -176,8 +181,8 @@ fn class_name(subject: &Subject, run: &Run) -> String {
     }
 }
 
-/// The profile, or the check's own source file, which holds what is expected where no profile says it. Without a file,
-/// readers guess one from the class name.
+/// The profile, or the check's own source file, which holds what is expected where no profile says
+/// it. Without a file, readers guess one from the class name.
 fn file(finding: &Finding, run: &Run) -> String {
     if run.profile == Run::BUILT_IN_PROFILE {
         format!("validator/core/src/checks/{}.rs", finding.check)
@@ -346,7 +351,8 @@ fn identity_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
     known.collect()
 }
 
-/// On the host's suite the action of the run and the root causes; on a GPU's suite the action of its first root cause.
+/// On the host's suite the action of the run and the root causes; on a GPU's suite the action of
+/// its first root cause.
 fn action_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
     let name = "recommended_action".to_owned();
     let causes = diagnose(run);

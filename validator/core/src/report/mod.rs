@@ -1,7 +1,7 @@
 //! Reports: pure functions of a [`Run`](crate::findings::Run), one module a format.
 //!
-//! What several formats show (the verdict in words, the faults, the coverage) is worked out once, here, so that no two
-//! reports of one run can disagree.
+//! What several formats show (the verdict in words, the faults, the coverage) is worked out once,
+//! here, so that no two reports of one run can disagree.
 
 mod allocation_table;
 mod answer;

@@ -37,8 +37,8 @@ pub struct MachineGpu {
     pub pci_address: Option<String>,
     pub name: Option<String>,
     pub serial: Option<String>,
-    /// Numbers by which the GPU can be compared with others of its model, the unit at the end of each name:
-    /// `burn_bf16_tflops`, `idle_temperature_c`. What was not read is absent.
+    /// Numbers by which the GPU can be compared with others of its model, the unit at the end of
+    /// each name: `burn_bf16_tflops`, `idle_temperature_c`. What was not read is absent.
     // Reports of older validators have none.
     #[serde(default)]
     pub measurements: BTreeMap<String, f64>,
@@ -175,7 +175,8 @@ impl Machine {
     }
 }
 
-/// One line each for the layers that are missing on a machine where NVML lists no GPU; empty where it lists one.
+/// One line each for the layers that are missing on a machine where NVML lists no GPU; empty where
+/// it lists one.
 pub(crate) fn missing(facts: &Facts) -> Vec<String> {
     if !facts.gpus.is_empty() {
         return Vec::new();

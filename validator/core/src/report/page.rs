@@ -1,4 +1,5 @@
-//! A page of text for a person: lines, headings and verdicts in colour, wrapped at the width of the terminal.
+//! A page of text for a person: lines, headings and verdicts in colour, wrapped at the width of the
+//! terminal.
 
 use super::text::wrapped;
 use crate::findings::Verdict;

@@ -1,5 +1,5 @@
-//! Hand-made runs for the tests of reports. Most check ids here are no real ones, so that a change of a check changes no
-//! expected report.
+//! Hand-made runs for the tests of reports. Most check ids here are no real ones, so that a change
+//! of a check changes no expected report.
 
 use crate::facts::{
     BurnRun, Ec2Instance, Facts, GpuFacts, KernelModuleFlavor, KernelModules, MemoryUse, PciDevice,
@@ -167,7 +167,8 @@ pub(super) fn healthy_single() -> Run {
     }
 }
 
-/// Eight GPUs: one too hot, persistence mode off on all, a reading missing on one, a warning, a profile's override.
+/// Eight GPUs: one too hot, persistence mode off on all, a reading missing on one, a warning, a
+/// profile's override.
 pub(super) fn failing() -> Run {
     let mut run = healthy();
     let hot = subject(&run.facts, 3);
@@ -381,7 +382,8 @@ pub(super) fn burned() -> Run {
     run(facts, findings)
 }
 
-/// Eight simulated GPUs, one of which fell off the bus: a line of the kernel log, and what follows from it.
+/// Eight simulated GPUs, one of which fell off the bus: a line of the kernel log, and what follows
+/// from it.
 pub(super) fn fallen_off_the_bus() -> Run {
     let mut run = healthy();
     run.facts.simulated = Some("p5en.48xlarge+xid-79".to_owned());

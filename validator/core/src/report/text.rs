@@ -1,14 +1,15 @@
 //! Makes foreign text safe for the place it is shown in.
 //!
-//! Device names, kernel log lines and process names are written by others: they may hold terminal control sequences,
-//! line breaks, markup, or commands for the service that reads our output.
+//! Device names, kernel log lines and process names are written by others: they may hold terminal
+//! control sequences, line breaks, markup, or commands for the service that reads our output.
 
 use std::fmt::Write as _;
 
 use crate::diagnosis::RootCause;
 use crate::findings::{GpuSubject, Subject};
 
-/// A root cause on one line: `GPU 0 (0000:53:00.0): Xid 79 (GPU has fallen off the bus); explains 3 further findings`.
+/// A root cause on one line:
+/// `GPU 0 (0000:53:00.0): Xid 79 (GPU has fallen off the bus); explains 3 further findings`.
 pub(crate) fn cause_in_words(cause: &RootCause) -> String {
     const GPUS_NAMED: usize = 4;
     let gpus: Vec<String> = cause.gpus.iter().map(ToString::to_string).collect();
@@ -43,13 +44,15 @@ pub(crate) fn cause_summary(cause: &RootCause) -> String {
         })
 }
 
-/// Keeps what XML 1.0 allows and what does not end a CDATA section; every string of the JUnit report passes through here.
+/// Keeps what XML 1.0 allows and what does not end a CDATA section; every string of the JUnit
+/// report passes through here.
 ///
 /// What XML cannot carry is shown as an escape (`\u{1b}`), so that the reader knows of it.
 pub(crate) fn xml(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     for character in text.chars() {
-        // Source: XML 1.0 (fifth edition), production 2, Char. A carriage return is allowed but readers normalise it.
+        // Source: XML 1.0 (fifth edition), production 2, Char. A carriage return is allowed but
+        // readers normalise it.
         match character {
             hidden if is_invisible(hidden) => escape(&mut kept, hidden),
             '\t' | '\n' | '\u{20}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'.. => {
@@ -76,7 +79,8 @@ pub fn one_line(text: &str) -> String {
             other => line.push(other),
         }
     }
-    // GitHub's runner acts on `::command::` at the start of a line and on `##[command]` anywhere in one.
+    // GitHub's runner acts on `::command::` at the start of a line and on `##[command]` anywhere in
+    // one.
     if line.starts_with("::") {
         line.insert(0, ' ');
         line.insert(0, '\u{2024}');
@@ -97,7 +101,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// JSON with the same values, in which invisible characters are written as escapes. They occur only inside of strings.
+/// JSON with the same values, in which invisible characters are written as escapes. They occur only
+/// inside of strings.
 pub fn visible_json(text: &str) -> String {
     if !text.chars().any(is_invisible) {
         return text.to_owned();
@@ -115,10 +120,11 @@ pub fn visible_json(text: &str) -> String {
     shown
 }
 
-/// Characters that show nothing, or turn the direction of writing: with them a line reads as something else than it says, and
-/// two names look the same that are not.
-// Source: Unicode 16.0, DerivedCoreProperties.txt, Default_Ignorable_Code_Point; PropList.txt, Bidi_Control; and the
-// separators of lines and paragraphs, the interlinear annotation and the tags.
+/// Characters that show nothing, or turn the direction of writing: with them a line reads as
+/// something else than it says, and two names look the same that are not.
+// Source: Unicode 16.0, DerivedCoreProperties.txt, Default_Ignorable_Code_Point; PropList.txt,
+// Bidi_Control; and the separators of lines and paragraphs, the interlinear annotation and the
+// tags.
 fn is_invisible(character: char) -> bool {
     matches!(
         character,
@@ -159,7 +165,8 @@ pub fn markdown(text: &str) -> String {
                 escaped.push('\\');
                 escaped.push(character);
             }
-            // An underscore inside a word is plain text in GitHub's Markdown; elsewhere it may begin emphasis.
+            // An underscore inside a word is plain text in GitHub's Markdown; elsewhere it may
+            // begin emphasis.
             '_' if !escaped.ends_with(|before: char| before.is_ascii_alphanumeric()) => {
                 escaped.push_str("\\_");
             }
@@ -171,7 +178,8 @@ pub fn markdown(text: &str) -> String {
     escaped
 }
 
-/// The text as a sentence begins. The name of a function, a file or a setting stays as it is written.
+/// The text as a sentence begins. The name of a function, a file or a setting stays as it is
+/// written.
 pub(crate) fn capitalized(text: &str) -> String {
     let first_word = text.split(char::is_whitespace).next().unwrap_or_default();
     let is_name = |it: char| it.is_uppercase() || it.is_ascii_digit() || "_/.(=".contains(it);
@@ -186,7 +194,8 @@ pub(crate) fn capitalized(text: &str) -> String {
 
 pub(crate) use crate::words::counted;
 
-/// Wraps `text` at `width` columns; every line begins with `indent`, and none with a command (see [`one_line`]).
+/// Wraps `text` at `width` columns; every line begins with `indent`, and none with a command (see
+/// [`one_line`]).
 pub(crate) fn wrapped(text: &str, indent: &str, width: usize) -> String {
     let mut lines = String::new();
     let mut column = 0;

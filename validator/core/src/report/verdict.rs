@@ -95,7 +95,8 @@ fn sentence_of_an_image(run: &Run) -> String {
     }
 }
 
-/// What makes this run less than a run of a real machine from end to end; shown first in every report.
+/// What makes this run less than a run of a real machine from end to end; shown first in every
+/// report.
 pub(crate) fn banners(run: &Run) -> Vec<String> {
     let simulated = run.facts.simulated.as_ref().map(|scenario| {
         format!(

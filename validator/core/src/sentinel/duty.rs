@@ -1,13 +1,16 @@
 //! The duty cycle of a worker that keeps its GPU below a power cap.
 
-/// The least share of time in which a worker computes; a GPU whose idle power exceeds the cap is not worked faster than this.
+/// The least share of time in which a worker computes; a GPU whose idle power exceeds the cap is
+/// not worked faster than this.
 // Source: this project's own choice: 1 step of 10 ms each second still verifies memory.
 pub const LEAST: f64 = 0.01;
-/// The largest change between two power readings, a second apart: NVML's power is an average over up to a second.
+/// The largest change between two power readings, a second apart: NVML's power is an average over
+/// up to a second.
 // Source: nvmlDeviceGetPowerUsage, NVML API reference: on GPUs from Ampere on an average over 1 s.
 const LARGEST_STEP: f64 = 0.25;
 
-/// The duty cycle after a power reading. Proportional to the distance from the cap, limited in each step.
+/// The duty cycle after a power reading. Proportional to the distance from the cap, limited in each
+/// step.
 pub fn next(duty: f64, power_mw: u32, cap_mw: u32) -> f64 {
     if cap_mw == 0 {
         return LEAST;

@@ -3,7 +3,8 @@
 use crate::facts::{ClocksEventReasons, EccErrors, LoadCounters, Reading, WorkloadRun};
 use crate::reference::{XidClass, xid};
 
-/// Readings in a row, a second apart, in which hardware slows the GPU down: one alone may be a moment's power brake.
+/// Readings in a row, a second apart, in which hardware slows the GPU down: one alone may be a
+/// moment's power brake.
 // Source: this project's own choice.
 const SLOW_READINGS: u32 = 5;
 /// Hardware reduces the clocks: for heat, or because the board or the power supply asks for it.
@@ -52,7 +53,8 @@ fn uncorrectable(errors: &Reading<EccErrors>) -> Option<u64> {
     errors.total_uncorrectable.or_else(sum)
 }
 
-/// The finding of an Xid; none where an application of somebody else, and not the GPU, may be its cause.
+/// The finding of an Xid; none where an application of somebody else, and not the GPU, may be its
+/// cause.
 pub fn of_xid(number: u32, is_alone: bool) -> Option<String> {
     let class = xid(number).map(|it| it.class);
     let is_finding = match class {

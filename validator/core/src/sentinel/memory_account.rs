@@ -1,15 +1,19 @@
-//! Which part of a GPU's used memory is explained: by the driver, by the worker's context, by the worker's data.
+//! Which part of a GPU's used memory is explained: by the driver, by the worker's context, by the
+//! worker's data.
 //!
 //! A process in another container is in no list that NVML returns, but its memory counts as used.
 
-/// Growth below this is not taken for a process: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md), own lazy allocations less.
+/// Growth below this is not taken for a process: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md),
+/// own lazy allocations less.
 // Source: this project's own choice, a tenth of a context.
 pub const NOTICED_BYTES: u64 = 64 << 20;
 /// The largest context of the worker that is believed; what exceeds it is somebody else's.
 // Source: 0.55 GiB on an H200 (BENCHMARKS.md), and as much again for other models.
 pub const CONTEXT_BYTES_MAXIMUM: u64 = 1 << 30;
-/// Used memory of an idle GPU that is believed to be the driver's, where NVML separates the reserved part, and where it does not.
-// Source: NVML's `reserved` is 616 MiB on an H200; without that, the limit of the check `idle_memory`.
+/// Used memory of an idle GPU that is believed to be the driver's, where NVML separates the
+/// reserved part, and where it does not.
+// Source: NVML's `reserved` is 616 MiB on an H200; without that, the limit of the check
+// `idle_memory`.
 const IDLE_BYTES_MAXIMUM: u64 = 256 << 20;
 const IDLE_BYTES_WITH_RESERVED_MAXIMUM: u64 = 1 << 30;
 

@@ -1,4 +1,5 @@
-//! The sentinel's policy: when idle GPUs are worked, and when they are yielded. Pure: observations carry their times.
+//! The sentinel's policy: when idle GPUs are worked, and when they are yielded. Pure: observations
+//! carry their times.
 //!
 //! - [`policy`]: the state machine of every GPU, from observations to orders
 //! - [`memory_account`]: which of a GPU's memory the sentinel's own worker explains

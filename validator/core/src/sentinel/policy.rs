@@ -1,7 +1,8 @@
 //! The state machine: observations of GPUs, workers and requests go in, orders to workers come out.
 //!
-//! For each GPU two questions are answered again and again: may it be worked at this moment ([`Wish`]), and how far is its worker
-//! ([`Worker`]). An order is what leads from the second to the first. Times are those of a monotonic clock, given from outside.
+//! For each GPU two questions are answered again and again: may it be worked at this moment
+//! ([`Wish`]), and how far is its worker ([`Worker`]). An order is what leads from the second to
+//! the first. Times are those of a monotonic clock, given from outside.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -14,23 +15,28 @@ use super::memory_account::{MemoryAccount, Own, Used};
 /// Since the sentinel's start, on a clock that never steps.
 pub type Time = Duration;
 
-/// Silence of all GPUs after an alarm that does not name a GPU: the newcomer's own GPU shows by then, the others resume.
-// Source: a CUDA process is listed by NVML 0.15 to 0.4 s after it opens `/dev/nvidia-uvm`, 2.6 s with eight GPUs
-// (BENCHMARKS.md); this project's own choice.
+/// Silence of all GPUs after an alarm that does not name a GPU: the newcomer's own GPU shows by
+/// then, the others resume.
+// Source: a CUDA process is listed by NVML 0.15 to 0.4 s after it opens `/dev/nvidia-uvm`, 2.6 s
+// with eight GPUs (BENCHMARKS.md); this project's own choice.
 const VERIFICATION: Duration = Duration::from_secs(2);
-/// Each false alarm within this time doubles the silence after the next one, [`DOUBLINGS_MAXIMUM`] times.
+/// Each false alarm within this time doubles the silence after the next one, [`DOUBLINGS_MAXIMUM`]
+/// times.
 const FALSE_ALARMS_REMEMBERED: Duration = Duration::from_mins(10);
 const DOUBLINGS_MAXIMUM: u32 = 5;
 /// A silent worker keeps its context for so long; after that the GPU is left.
 const SILENCE_MAXIMUM: Duration = Duration::from_secs(10);
-/// Without a look at a GPU for this long it falls silent, and for so long it is left: nothing is known of newcomers.
-// Source: this project's own choice; NVML is read ten times a second and lists processes once a second.
+/// Without a look at a GPU for this long it falls silent, and for so long it is left: nothing is
+/// known of newcomers.
+// Source: this project's own choice; NVML is read ten times a second and lists processes once a
+// second.
 const LOOK_OVERDUE: Duration = Duration::from_secs(2);
 const LOOK_MISSING: Duration = Duration::from_secs(10);
-/// Time after a worker freed memory until the rest is judged: the driver returns memory later than the call that frees it.
+/// Time after a worker freed memory until the rest is judged: the driver returns memory later than
+/// the call that frees it.
 const MEMORY_SETTLES: Duration = Duration::from_millis(250);
-/// Time to obey before a worker is killed. Freeing 95 % of an H200 takes 0.06 s (BENCHMARKS.md); a worker that creates its
-/// context is in the driver, whose calls take 0.3 s, 2.6 s with eight GPUs.
+/// Time to obey before a worker is killed. Freeing 95 % of an H200 takes 0.06 s (BENCHMARKS.md); a
+/// worker that creates its context is in the driver, whose calls take 0.3 s, 2.6 s with eight GPUs.
 const TIME_TO_FALL_SILENT: Duration = Duration::from_millis(500);
 const TIME_TO_END: Duration = Duration::from_secs(2);
 const TIME_TO_START: Duration = Duration::from_secs(5);
@@ -77,7 +83,8 @@ pub enum State {
     Yielding,
     /// A foreign process uses it, or did a moment ago.
     Away,
-    /// It must not be worked: paused, given to somebody, or in a mode without room for a second process.
+    /// It must not be worked: paused, given to somebody, or in a mode without room for a second
+    /// process.
     Withheld,
     /// It was found faulty, and is left alone.
     Ill,
@@ -115,7 +122,8 @@ pub struct Look {
     /// When NVML was read, which is before it is observed.
     pub at: Time,
     pub used: Option<Used>,
-    /// Processes that are not the sentinel's, in words; `None` where the lists were not read this time.
+    /// Processes that are not the sentinel's, in words; `None` where the lists were not read this
+    /// time.
     pub foreign: Option<Option<String>>,
 }
 
@@ -337,7 +345,8 @@ impl Policy {
         reaction
     }
 
-    /// All GPUs fall silent, unless it may have been a worker of our own that starts: then the lists decide.
+    /// All GPUs fall silent, unless it may have been a worker of our own that starts: then the
+    /// lists decide.
     fn alarm(&mut self, now: Time) {
         let starts = |gpu: &Gpu| matches!(gpu.worker, Worker::Starting { .. });
         if self.gpus.values().any(starts) {
@@ -346,8 +355,8 @@ impl Policy {
         let is_recent = |it: &Time| now.saturating_sub(*it) < FALSE_ALARMS_REMEMBERED;
         self.false_alarms.retain(is_recent);
         let mut silence = VERIFICATION;
-        // Without a worker nothing falls silent, and there is no newcomer to be told from a false alarm: on an H100 the
-        // reference count grows for a moment as a CUDA process ends.
+        // Without a worker nothing falls silent, and there is no newcomer to be told from a false
+        // alarm: on an H100 the reference count grows for a moment as a CUDA process ends.
         let has_workers = self.is_working();
         if has_workers {
             let doublings = u32::try_from(self.false_alarms.len()).unwrap_or(DOUBLINGS_MAXIMUM);
@@ -518,7 +527,8 @@ impl Gpu {
         Wish::Work
     }
 
-    /// When a worker may start, if nothing happens until then; the reason to wait where it is not the grace time.
+    /// When a worker may start, if nothing happens until then; the reason to wait where it is not
+    /// the grace time.
     fn start_at(&self, now: Time, settings: &Settings) -> (Time, Option<String>) {
         let free_since = self.free_since.unwrap_or(now);
         let mut start = (free_since + settings.grace, None);

@@ -200,7 +200,8 @@ fn nothing_is_worked_while_nvml_says_nothing() {
     assert_eq!(world.states(), [State::Working]);
 }
 
-/// Newcomers 1 and 12 of the list: one that is listed, whether it works or only holds a context, until it has gone.
+/// Newcomers 1 and 12 of the list: one that is listed, whether it works or only holds a context,
+/// until it has gone.
 #[test]
 fn a_listed_process_has_the_gpu_for_as_long_as_it_lives_and_the_quiet_time() {
     let mut world = World::working(2);
@@ -261,7 +262,8 @@ fn a_reading_from_before_the_worker_had_its_memory_does_not_hide_its_context() {
     assert_eq!(world.count(Action::End), 0);
 }
 
-/// Newcomer 3: a CUDA process starts; all fall silent, and those on whose GPU it does not show resume.
+/// Newcomer 3: a CUDA process starts; all fall silent, and those on whose GPU it does not show
+/// resume.
 #[test]
 fn an_alarm_silences_all_gpus_and_only_the_one_that_is_taken_is_left() {
     let mut world = World::working(8);
@@ -294,7 +296,8 @@ fn all_gpus_can_be_taken_at_once() {
     assert_eq!(world.count(Action::End), 8);
 }
 
-/// Newcomer 11: opens the driver and sleeps. Silence, resumption, and longer silence at each further one.
+/// Newcomer 11: opens the driver and sleeps. Silence, resumption, and longer silence at each
+/// further one.
 #[test]
 fn false_alarms_cost_longer_and_longer_silence_until_the_context_is_dropped() {
     let mut world = World::working(1);
@@ -318,7 +321,8 @@ fn false_alarms_cost_longer_and_longer_silence_until_the_context_is_dropped() {
     assert_eq!(world.policy.false_alarms(), 4);
 }
 
-/// On an H100 the reference count of `nvidia-uvm` grows for a moment as a process ends, when the sentinel has left the GPU.
+/// On an H100 the reference count of `nvidia-uvm` grows for a moment as a process ends, when the
+/// sentinel has left the GPU.
 #[test]
 fn alarms_without_a_worker_cost_no_longer_silence() {
     let mut world = World::new(1);
@@ -373,7 +377,8 @@ fn starts_within_an_hour_are_bounded() {
     assert_eq!(world.count(Action::Start), 6);
 }
 
-/// Newcomers 15 to 17 and 25: given to somebody, modes, burns. What withholds one GPU does not concern another.
+/// Newcomers 15 to 17 and 25: given to somebody, modes, burns. What withholds one GPU does not
+/// concern another.
 #[test]
 fn a_withheld_gpu_is_left_and_comes_back_after_the_grace_time() {
     for by in [

@@ -17,7 +17,8 @@ const LATENCIES_MAXIMUM: usize = 1000;
 pub struct Status {
     pub version: String,
     pub pid: u32,
-    /// Clock ticks from boot to the start of the process, so that a recycled process id is never taken for it.
+    /// Clock ticks from boot to the start of the process, so that a recycled process id is never
+    /// taken for it.
     pub started_ticks: u64,
     /// RFC 3339.
     pub written_at: String,
@@ -43,7 +44,8 @@ pub struct GpuStatus {
     pub reason: String,
     /// The worker, where there is one.
     pub pid: Option<u32>,
-    /// Something withholds it (a pause, a validation, the scheduler, its mode): no worker is started.
+    /// Something withholds it (a pause, a validation, the scheduler, its mode): no worker is
+    /// started.
     pub withheld: bool,
     pub memory_bytes: u64,
     pub bytes_verified: u64,

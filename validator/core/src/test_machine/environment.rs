@@ -13,7 +13,8 @@ pub fn torch_environment() -> PythonEnvironment {
     framework_environment(Framework::Torch)
 }
 
-/// One framework in `/opt/venv`, built for CUDA 12.8, started on the eight GPUs of [`healthy_node`].
+/// One framework in `/opt/venv`, built for CUDA 12.8, started on the eight GPUs of
+/// [`healthy_node`].
 pub fn framework_environment(framework: Framework) -> PythonEnvironment {
     let package = |name: &str, version: &str| PythonPackage {
         name: name.to_owned(),

@@ -12,7 +12,8 @@ use crate::findings::Finding;
 
 pub const MIB: u64 = 1024 * 1024;
 
-/// One of eight H200s behind NVSwitches, idle, as driver 580.159.04 describes it (captured with `nvidia-smi -q -x`).
+/// One of eight H200s behind NVSwitches, idle, as driver 580.159.04 describes it (captured with
+/// `nvidia-smi -q -x`).
 pub(super) fn healthy_gpu(index: u32) -> GpuFacts {
     GpuFacts {
         uuid: Reading::Value(format!("GPU-00000000-0000-0000-0000-00000000000{index}")),
@@ -137,7 +138,8 @@ fn link_to_a_switch(link: u32) -> NvLink {
     }
 }
 
-/// A T4: page retirement instead of row remapping, no NVLink, no MIG, thresholds in degrees, idle in P8.
+/// A T4: page retirement instead of row remapping, no NVLink, no MIG, thresholds in degrees, idle
+/// in P8.
 pub fn healthy_t4() -> GpuFacts {
     GpuFacts {
         name: Reading::Value("Tesla T4".to_owned()),
@@ -192,7 +194,8 @@ pub fn healthy_t4() -> GpuFacts {
     }
 }
 
-/// One H200 of a board, passed through to a virtual machine: no fabric, and NVLinks that lead nowhere.
+/// One H200 of a board, passed through to a virtual machine: no fabric, and NVLinks that lead
+/// nowhere.
 pub fn healthy_single_h200() -> GpuFacts {
     let mut gpu = healthy_gpu(0);
     gpu.fabric = Reading::NotSupported;

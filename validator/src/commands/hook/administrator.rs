@@ -1,8 +1,9 @@
-//! The settings of the hooks are the administrator's. A job writes to its environment (`GITHUB_ENV`), which the runner hands to
-//! the hook after it, so that nothing of that environment may decide what is judged, by what, or whether it counts.
+//! The settings of the hooks are the administrator's. A job writes to its environment
+//! (`GITHUB_ENV`), which the runner hands to the hook after it, so that nothing of that environment
+//! may decide what is judged, by what, or whether it counts.
 //!
-//! A hook therefore starts itself again with a cleaned environment: what GitHub's runner sets and protects, and the lines of the
-//! administrator's file.
+//! A hook therefore starts itself again with a cleaned environment: what GitHub's runner sets and
+//! protects, and the lines of the administrator's file.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -18,7 +19,8 @@ use rustix::fs::OFlags;
 use super::super::terminal::to_stderr;
 use crate::runner_hook::state_folder::file_of_runner;
 
-/// Owned by root. `hook-<runner's name>.env` in the same folder is for one of several runners, and wins.
+/// Owned by root. `hook-<runner's name>.env` in the same folder is for one of several runners, and
+/// wins.
 pub(super) const SETTINGS: &str = "/etc/gpu-validator/hook.env";
 /// In the same folder: what an image sets for every program on the node.
 const OF_IMAGE: &str = "environment";
@@ -27,8 +29,9 @@ pub(crate) const IS_CLEAN: &str = "--environment-is-clean";
 const SIZE_LIMIT_BYTES: u64 = 64 << 10;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What a hook keeps of its environment, by name or by the start of it.
-// Source of GITHUB_ and RUNNER_: GitHub Actions documentation, default environment variables: a job cannot overwrite them.
-// CUDA_, NCCL_ and NVIDIA_ are what jobs will find set, which is judged; none of them chooses a library.
+// Source of GITHUB_ and RUNNER_: GitHub Actions documentation, default environment variables: a job
+// cannot overwrite them. CUDA_, NCCL_ and NVIDIA_ are what jobs will find set, which is judged;
+// none of them chooses a library.
 const KEPT: [&str; 14] = [
     "CI", "CUDA_", "GITHUB_", "HOME", "LANG", "LC_", "LOGNAME", "NCCL_", "NO_COLOR", "NVIDIA_",
     "RUNNER_", "TERM", "TZ", "USER",
@@ -46,7 +49,8 @@ const HARMLESS: [&str; 9] = [
     "GPU_VALIDATOR_RUNTIME_DIR",
 ];
 
-/// Starts a hook again with the administrator's environment; returns where it has that already, or is no hook of a job.
+/// Starts a hook again with the administrator's environment; returns where it has that already, or
+/// is no hook of a job.
 pub(crate) fn restart(arguments: &[OsString]) -> anyhow::Result<()> {
     let mut words = arguments.iter().skip(1);
     let is_hook = words.next().is_some_and(|it| it == "hook")
@@ -68,8 +72,8 @@ pub(crate) fn restart(arguments: &[OsString]) -> anyhow::Result<()> {
                 many => format!("{} are", many.join(", ")),
             }
         );
-        // Before a job a hook that would judge by other settings than the administrator thinks must not judge at all. After
-        // one it must clean whatever the job has set.
+        // Before a job a hook that would judge by other settings than the administrator thinks must
+        // not judge at all. After one it must clean whatever the job has set.
         if has("pre-job") {
             bail!("{text}");
         }
@@ -116,7 +120,8 @@ fn is_kept(name: &OsStr, simulated_ok: bool) -> bool {
     if is_setting(name) {
         return false;
     }
-    // Simulated libraries are found by the environment, and such a run was accepted on the command line.
+    // Simulated libraries are found by the environment, and such a run was accepted on the command
+    // line.
     if simulated_ok {
         return true;
     }
@@ -150,7 +155,8 @@ fn named_settings(arguments: &[OsString]) -> anyhow::Result<Option<PathBuf>> {
 
 fn settings(named: Option<PathBuf>, runner: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let own = rustix::process::geteuid().as_raw();
-    // A file that is named on the command line is of whoever starts the hook; the other is the administrator's.
+    // A file that is named on the command line is of whoever starts the hook; the other is the
+    // administrator's.
     let (path, owners) = match named {
         Some(path) => (path, vec![0, own]),
         None => (PathBuf::from(SETTINGS), vec![0]),

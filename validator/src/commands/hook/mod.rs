@@ -29,20 +29,24 @@ pub(crate) fn hook(command: &HookCommand) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Which runner this is. Hooks get no arguments from the runner, so every option has a variable, for the administrator's file.
+/// Which runner this is. Hooks get no arguments from the runner, so every option has a variable,
+/// for the administrator's file.
 #[derive(Debug, clap::Args)]
 struct RunnerOptions {
-    /// The administrator's settings, NAME=value a line, for every option that has a variable: owned by root, or by this user where
-    /// it is named here. hook-RUNNER.env beside it is for one runner and wins
+    /// The administrator's settings, NAME=value a line, for every option that has a variable: owned
+    /// by root, or by this user where it is named here. hook-RUNNER.env beside it is for one runner
+    /// and wins
     #[arg(long, value_name = "FILE", default_value = administrator::SETTINGS)]
     settings: PathBuf,
     /// This is the second start, with a cleaned environment
     #[arg(long, hide = true)]
     environment_is_clean: bool,
-    /// Where quarantine and job records are [default: /var/lib/gpu-validator, else the user's ~/.local/state/gpu-validator]
+    /// Where quarantine and job records are [default: /var/lib/gpu-validator, else the user's
+    /// ~/.local/state/gpu-validator]
     #[arg(long, value_name = "DIR", env = "GPU_VALIDATOR_HOOK_STATE")]
     state: Option<PathBuf>,
-    /// The GPUs of this runner, by UUID or PCI address [default: what CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES leave, else all]
+    /// The GPUs of this runner, by UUID or PCI address [default: what CUDA_VISIBLE_DEVICES or
+    /// NVIDIA_VISIBLE_DEVICES leave, else all]
     #[arg(
         long,
         value_name = "LIST",
@@ -78,11 +82,12 @@ impl RunnerOptions {
 /// How to take labels from a quarantined runner and to give them back.
 #[derive(Debug, clap::Args)]
 struct LabelOptions {
-    /// Take the runner's labels away while it is quarantined, with the token in this file (or in GPU_VALIDATOR_HOOK_TOKEN);
-    /// a job can read whatever its runner can
+    /// Take the runner's labels away while it is quarantined, with the token in this file (or in
+    /// GPU_VALIDATOR_HOOK_TOKEN); a job can read whatever its runner can
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_HOOK_TOKEN_FILE")]
     token_file: Option<PathBuf>,
-    /// Where the runner is registered: repos/OWNER/NAME, orgs/NAME, enterprises/NAME [default: the job's repository]
+    /// Where the runner is registered: repos/OWNER/NAME, orgs/NAME, enterprises/NAME [default: the
+    /// job's repository]
     #[arg(long, value_name = "SCOPE", env = "GPU_VALIDATOR_HOOK_RUNNER_SCOPE")]
     runner_scope: Option<String>,
 }

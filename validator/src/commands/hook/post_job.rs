@@ -19,10 +19,12 @@ use validator_core::profile::Profile;
 use validator_core::queries::name_of;
 use validator_core::report::markdown_text;
 
-/// Behind a job: end what it left on the runner's GPUs, see that their memory is free again, note new Xids
+/// Behind a job: end what it left on the runner's GPUs, see that their memory is free again, note
+/// new Xids
 ///
-/// Ends only processes of its own user that started during the job and hold the driver: SIGTERM, then SIGKILL. The job's
-/// own result stays as it is, unless --fail-on says otherwise; what is not clean stops the next job's pre-job hook.
+/// Ends only processes of its own user that started during the job and hold the driver: SIGTERM,
+/// then SIGKILL. The job's own result stays as it is, unless --fail-on says otherwise; what is not
+/// clean stops the next job's pre-job hook.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -113,7 +115,8 @@ pub(crate) fn post_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     })
 }
 
-/// Ends what the job left. The record goes last: a hook that is killed before, or fails for want of threads, runs again.
+/// Ends what the job left. The record goes last: a hook that is killed before, or fails for want of
+/// threads, runs again.
 fn clean(arguments: &Arguments, kept: &KeptRecord, profile: &Profile) -> anyhow::Result<Vec<Note>> {
     let Ok(looked) = std::panic::catch_unwind(|| look(arguments, &kept.record, profile)) else {
         let text = "the GPUs could not be read after the job: this host has no thread, descriptor or memory left";
@@ -164,7 +167,8 @@ fn look(arguments: &Arguments, record: &JobRecord, profile: &Profile) -> anyhow:
     Ok(notes)
 }
 
-/// The GPUs that were the runner's when the job began; what the job did to the environment does not change them.
+/// The GPUs that were the runner's when the job began; what the job did to the environment does not
+/// change them.
 fn own_gpus(record: &JobRecord) -> AssignedGpus {
     AssignedGpus::whole(record.gpus.clone())
 }
@@ -281,9 +285,11 @@ fn ended_note(user: &GpuUser, ending: &Ending) -> Note {
 }
 
 const MIB: u64 = 1 << 20;
-/// What a GPU may hold more than before the job: the limit of Meta's gcm health checks for a GPU that nobody uses.
+/// What a GPU may hold more than before the job: the limit of Meta's gcm health checks for a GPU
+/// that nobody uses.
 const MEMORY_TOLERANCE_BYTES: u64 = 15 * MIB;
-/// Reading the memory takes the driver a few milliseconds; it frees a process's memory within a second or two.
+/// Reading the memory takes the driver a few milliseconds; it frees a process's memory within a
+/// second or two.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// Memory that is in use above what was before the job, in MiB; `None` where it cannot be told.
@@ -293,7 +299,8 @@ fn surplus_mib(gpu: &GpuFacts, record: &JobRecord) -> Option<u64> {
     Some(used.saturating_sub(before + MEMORY_TOLERANCE_BYTES) / MIB)
 }
 
-/// The driver frees the memory of an ended process a moment later. Looks again until it has, or the time is over.
+/// The driver frees the memory of an ended process a moment later. Looks again until it has, or the
+/// time is over.
 fn wait_for_memory(
     arguments: &Arguments,
     record: &JobRecord,
@@ -351,7 +358,8 @@ fn memory_note(gpu: &GpuFacts, record: &JobRecord) -> Option<Note> {
     })
 }
 
-/// What the kernel log gained during the job, judged as before a job: by `policy.xid` and the Xid catalogue.
+/// What the kernel log gained during the job, judged as before a job: by `policy.xid` and the Xid
+/// catalogue.
 fn xid_note(
     own: &AssignedGpus,
     facts: &Facts,

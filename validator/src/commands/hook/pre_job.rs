@@ -22,9 +22,11 @@ use validator_core::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use validator_core::level::Level;
 use validator_core::report::{verdict_sentence, verdict_word};
 
-/// Before a job: look at the runner's GPUs, let them multiply for 2 seconds, and stop the job if they are not fit
+/// Before a job: look at the runner's GPUs, let them multiply for 2 seconds, and stop the job if
+/// they are not fit
 ///
-/// A runner whose GPUs fail is quarantined: every later job fails at once, until `gpu-validator hook release`.
+/// A runner whose GPUs fail is quarantined: every later job fails at once, until
+/// `gpu-validator hook release`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -117,7 +119,8 @@ impl FromStr for BurnTime {
     }
 }
 
-/// Of annotations about the runner: whoever reads the job must see at once that the job is not to blame.
+/// Of annotations about the runner: whoever reads the job must see at once that the job is not to
+/// blame.
 const TITLE: &str = "infrastructure: GPU runner not fit for work";
 
 pub(crate) fn pre_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
@@ -245,8 +248,8 @@ fn burn(
     facts.level = Level::Standard;
 }
 
-/// The check kernel of level standard is left out: the burn asks more of each GPU, and starting CUDA twice would cost eight GPUs
-/// as long again as the whole hook may take (BENCHMARKS.md).
+/// The check kernel of level standard is left out: the burn asks more of each GPU, and starting
+/// CUDA twice would cost eight GPUs as long again as the whole hook may take (BENCHMARKS.md).
 fn without_check_kernel(mut run: Run) -> Run {
     let was_burned = |finding: &Finding| match &finding.subject {
         Subject::Gpu(gpu) => gpu
@@ -365,7 +368,8 @@ fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFol
     said
 }
 
-/// Writes the record for the hook behind the job. Without one that hook ends no process, which harms no verdict.
+/// Writes the record for the hook behind the job. Without one that hook ends no process, which
+/// harms no verdict.
 fn remember(
     assigned: &AssignedGpus,
     job: &Job,

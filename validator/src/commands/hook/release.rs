@@ -16,7 +16,8 @@ pub(crate) struct Arguments {
     /// Only the runner of this name [default: all of the machine]
     #[arg(value_name = "RUNNER")]
     name: Option<String>,
-    /// Give these labels back to the runner at GitHub, with the token; a job may have forged what the file says
+    /// Give these labels back to the runner at GitHub, with the token; a job may have forged what
+    /// the file says
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "name")]
     give_labels: Vec<String>,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! The closing of a node that the API server has not heard of yet: kept on disk, so that neither a restart of the gate nor a
-//! reboot of the node forgets it.
+//! The closing of a node that the API server has not heard of yet: kept on disk, so that neither a
+//! restart of the gate nor a reboot of the node forgets it.
 
 use std::path::Path;
 

@@ -31,7 +31,8 @@ use validator_core::selection::Selection;
 
 /// How long the API server may take for one answer. A loaded one was seen to take 12 s.
 const API_DEADLINE: Duration = Duration::from_secs(25);
-/// How often the cluster is told where the answer may be another one later; a closure is told until it is heard.
+/// How often the cluster is told where the answer may be another one later; a closure is told until
+/// it is heard.
 const ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -50,20 +51,22 @@ const SUMMARY_CHARACTERS_MAXIMUM: usize = 200;
 
 /// Validate this node and open it for work only when it passes: the container of a DaemonSet
 ///
-/// On a pass, node condition GpuValidated becomes True and then the taint is removed. On a failure the condition becomes
-/// False and the taint is put on if it is not there. When something could not be judged, or GPUs are busy, the condition
-/// becomes Unknown with the reason and the taint stays as it is, there or not. A summary is kept as an annotation. The
-/// exit code is that of the validation, and 2 where the cluster could not be told.
+/// On a pass, node condition GpuValidated becomes True and then the taint is removed. On a failure
+/// the condition becomes False and the taint is put on if it is not there. When something could not
+/// be judged, or GPUs are busy, the condition becomes Unknown with the reason and the taint stays
+/// as it is, there or not. A summary is kept as an annotation. The exit code is that of the
+/// validation, and 2 where the cluster could not be told.
 ///
-/// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the downward API
-/// (spec.nodeName). The service account of the pod is used, or a kubeconfig.
+/// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the
+/// downward API (spec.nodeName). The service account of the pod is used, or a kubeconfig.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// This node's name in the cluster
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
-    /// Judge these facts, which `gpu-validator run --facts` has just written on this node, instead of looking again
+    /// Judge these facts, which `gpu-validator run --facts` has just written on this node, instead
+    /// of looking again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["facts", "sysroot"])]
     judge: Option<PathBuf>,
     /// Facts for --judge that are older than this are refused
@@ -104,11 +107,12 @@ pub(crate) struct Arguments {
     /// Say what would be told and tell the cluster nothing
     #[arg(long)]
     dry_run: bool,
-    /// After a pass, keep watching the node at level quick until SIGTERM, and close it when it falls ill: the container of a
-    /// DaemonSet
+    /// After a pass, keep watching the node at level quick until SIGTERM, and close it when it
+    /// falls ill: the container of a DaemonSet
     #[arg(long)]
     stay: bool,
-    /// Keep a closure that the API server did not hear of in this folder, and tell it first after a restart or a reboot
+    /// Keep a closure that the API server did not hear of in this folder, and tell it first after a
+    /// restart or a reboot
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -163,7 +167,8 @@ pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     Ok(ill.exit_status())
 }
 
-/// Whether the cluster was told. A closure is kept until it was; a gate that stays tries again until a signal ends it.
+/// Whether the cluster was told. A closure is kept until it was; a gate that stays tries again
+/// until a signal ends it.
 fn report_to_cluster(
     cluster: &Cluster<'_>,
     run: &Run,
@@ -185,7 +190,8 @@ fn report_to_cluster(
             to_stderr(&format!("warning: the closure is not kept: {error:#}\n"));
         }
     }
-    // The verdict of a run that a signal ended is told all the same, so that signal must not end the telling.
+    // The verdict of a run that a signal ended is told all the same, so that signal must not end
+    // the telling.
     let telling = if run.incomplete.is_some() && interrupt.signal().is_some() {
         Interrupt::default()
     } else {
@@ -248,7 +254,8 @@ fn may_pass(error: &anyhow::Error) -> bool {
         .is_none_or(|it| it >= 500 || matches!(it, 408 | 409 | 429))
 }
 
-/// Between half of the pause and all of it: gates of many nodes that a restart of the API server stopped at once do not come back at once.
+/// Between half of the pause and all of it: gates of many nodes that a restart of the API server
+/// stopped at once do not come back at once.
 fn with_jitter(pause: Duration) -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let nanoseconds = now.map_or(0, |it| it.subsec_nanos()) ^ std::process::id().rotate_left(16);
@@ -296,7 +303,8 @@ fn read_fresh_facts(path: &Path, age_maximum_s: u64) -> anyhow::Result<Facts> {
         .parse()
         .with_context(|| format!("{name}: collected_at is no time"))?;
     let age_s = jiff::Timestamp::now().as_second() - collected.as_second();
-    // A clock that is set while a node starts must not let old facts through as facts of the future.
+    // A clock that is set while a node starts must not let old facts through as facts of the
+    // future.
     if !(-60..=i64::try_from(age_maximum_s).unwrap_or(i64::MAX)).contains(&age_s) {
         bail!("{name}: these facts are {age_s} s old, at most {age_maximum_s} s are accepted");
     }
@@ -400,7 +408,8 @@ impl Decision {
 }
 
 impl Decision {
-    /// Of a node that was open and is ill now. One whose driver does not answer takes no work either.
+    /// Of a node that was open and is ill now. One whose driver does not answer takes no work
+    /// either.
     fn of_ill(run: &Run) -> Self {
         let decision = Self::of(run);
         if decision.taint == TaintChange::Add {
@@ -422,7 +431,8 @@ fn shortened(text: &str, characters_maximum: usize) -> String {
     format!("{kept}…")
 }
 
-/// The annotation: what a person or a program wants to know of the last validation, without the reports.
+/// The annotation: what a person or a program wants to know of the last validation, without the
+/// reports.
 fn summary(run: &Run, decision: &Decision) -> Value {
     let counts = run.counts();
     let objections = |verdict: Verdict| -> Vec<String> {
@@ -507,7 +517,8 @@ impl Cluster<'_> {
             taint: self.taint,
             interrupt,
         };
-        // A node that is open has its condition already, and one that has failed is closed before it says so.
+        // A node that is open has its condition already, and one that has failed is closed before
+        // it says so.
         let tainted = match decision.taint {
             TaintChange::Add => {
                 let tainted = gate.change_taint(summary, decision.taint)?;
@@ -575,7 +586,8 @@ impl Gate<'_> {
                 "metadata": {"annotations": {self.arguments.annotation.as_str(): summary}},
             });
             if let Some(taints) = taints {
-                // The list is replaced as a whole: with the version that it was read at, nobody's change is lost.
+                // The list is replaced as a whole: with the version that it was read at, nobody's
+                // change is lost.
                 patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
                 patch["spec"] = json!({"taints": taints});
             }

@@ -9,12 +9,14 @@ use validator_core::findings::{ExitStatus, Run, Verdict};
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 
-/// Between two looks at a healthy node. With a look that hangs, the one that confirms it and the pause between them, an illness is
-/// known within 45 s, which leaves the API server 15 s of the minute in which a node is to be closed.
+/// Between two looks at a healthy node. With a look that hangs, the one that confirms it and the
+/// pause between them, an illness is known within 45 s, which leaves the API server 15 s of the
+/// minute in which a node is to be closed.
 const PERIOD: Duration = Duration::from_secs(10);
 /// A look takes half a second on eight GPUs; one that takes longer than this hangs.
 const LOOK_DEADLINE: Duration = Duration::from_secs(15);
-/// Before a finding is confirmed by a second look: what a job makes of a GPU for a moment is no illness.
+/// Before a finding is confirmed by a second look: what a job makes of a GPU for a moment is no
+/// illness.
 const BEFORE_CONFIRMATION: Duration = Duration::from_secs(2);
 const SIGNAL_POLL: Duration = Duration::from_millis(100);
 
@@ -60,7 +62,8 @@ impl HealthWatch<'_> {
     }
 }
 
-/// What keeps a run from being a pass, by check and subject. GPUs that jobs use are what an open node is for.
+/// What keeps a run from being a pass, by check and subject. GPUs that jobs use are what an open
+/// node is for.
 fn objections(run: &Run) -> Vec<String> {
     if matches!(run.exit_status(), ExitStatus::Passed | ExitStatus::Busy) {
         return Vec::new();

@@ -1,11 +1,14 @@
 //! Fat binaries: the architectures of the GPU code in a library.
 //!
-//! The layout was read from libraries of torch 2.15.0, NCCL, JAX, CuPy, vLLM and ONNX Runtime, and its counts are those of
-//! cuobjdump 13.5.37. All numbers are little endian. A section holds fat binaries without gaps:
+//! The layout was read from libraries of torch 2.15.0, NCCL, JAX, CuPy, vLLM and ONNX Runtime, and
+//! its counts are those of cuobjdump 13.5.37. All numbers are little endian. A section holds fat
+//! binaries without gaps:
 //!
-//! - header, 16 bytes: magic `0xba55ed50`, u16 version 1, u16 length of the header, u64 length of all entries;
-//! - entry: +0 u16 kind (1 PTX, 2 machine code), +4 u32 length of the entry's header, +8 u64 length of its payload, +24 u16
-//!   minor and +26 u16 major version, +28 u32 architecture, +40 u64 flags (`0x100000` suffix `a`, `0x200000` suffix `f`).
+//! - header, 16 bytes: magic `0xba55ed50`, u16 version 1, u16 length of the header, u64 length of
+//!   all entries;
+//! - entry: +0 u16 kind (1 PTX, 2 machine code), +4 u32 length of the entry's header, +8 u64 length
+//!   of its payload, +24 u16 minor and +26 u16 major version, +28 u32 architecture, +40 u64 flags
+//!   (`0x100000` suffix `a`, `0x200000` suffix `f`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -1,7 +1,9 @@
-//! A container image on the disk: a folder with its root file system or an OCI layout, or an OCI archive.
+//! A container image on the disk: a folder with its root file system or an OCI layout, or an OCI
+//! archive.
 //!
-//! Nothing of it is run. Of an archive only the files that discovery reads are unpacked, into a private folder that is
-//! removed afterwards: metadata, interpreters, and libraries of GPU packages.
+//! Nothing of it is run. Of an archive only the files that discovery reads are unpacked, into a
+//! private folder that is removed afterwards: metadata, interpreters, and libraries of GPU
+//! packages.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,7 +68,8 @@ fn without_starts(mut facts: EnvironmentFacts) -> EnvironmentFacts {
 /// Toolkits and compat packages that speak of the image and not of this machine.
 pub(crate) fn hide_machine(facts: &mut Facts, image: &EnvironmentFacts) {
     facts.host.cuda_toolkits = Reading::Value(image.toolkits.clone());
-    // The runtime decides whether the image's compat package is used; its own variables do by LD_LIBRARY_PATH.
+    // The runtime decides whether the image's compat package is used; its own variables do by
+    // LD_LIBRARY_PATH.
     facts.host.cuda_compat = Reading::Value(Vec::new());
 }
 
@@ -372,7 +375,8 @@ fn unpack_entry(
     Ok(())
 }
 
-/// The folder of a path below `to`; `None` where a part of it is no folder or a link that leads elsewhere.
+/// The folder of a path below `to`; `None` where a part of it is no folder or a link that leads
+/// elsewhere.
 fn real_parent(to: &Path, path: &Path) -> Option<PathBuf> {
     let mut parent = to.to_owned();
     let parts: Vec<Component<'_>> = path.parent()?.components().collect();

@@ -1,4 +1,5 @@
-//! The child between the validator and an interpreter: it limits itself, then becomes the interpreter.
+//! The child between the validator and an interpreter: it limits itself, then becomes the
+//! interpreter.
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -7,8 +8,9 @@ use std::process::{Command, ExitCode};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-/// Starts an interpreter with the probe program on its standard input. Standard output carries the results: it becomes a
-/// descriptor of its own, and what the interpreter prints goes to standard error.
+/// Starts an interpreter with the probe program on its standard input. Standard output carries the
+/// results: it becomes a descriptor of its own, and what the interpreter prints goes to standard
+/// error.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
     pub(crate) interpreter: PathBuf,
@@ -62,7 +64,8 @@ fn command(arguments: &Arguments) -> std::io::Result<Command> {
     Ok(command)
 }
 
-/// Address space is not limited: CUDA reserves more of it than the GPUs have memory. The parent watches the resident set.
+/// Address space is not limited: CUDA reserves more of it than the GPUs have memory. The parent
+/// watches the resident set.
 fn limit_own_resources(processor_time_s: u64) {
     let limits = [(Resource::Core, 0), (Resource::Cpu, processor_time_s)];
     for (resource, limit) in limits {

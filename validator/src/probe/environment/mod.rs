@@ -63,7 +63,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// As this process's environment has it; below a sysroot only `LD_LIBRARY_PATH` speaks of the tree.
+    /// As this process's environment has it; below a sysroot only `LD_LIBRARY_PATH` speaks of the
+    /// tree.
     pub(crate) fn of_this_process(is_this_machine: bool, named: Vec<String>) -> Self {
         if is_this_machine {
             return Self::of_variables(named, |name| std::env::var(name).ok());
@@ -137,7 +138,8 @@ pub(crate) fn prove_by(options: &ProbeOptions, interrupt: &Interrupt, facts: &mu
     }
 }
 
-/// Finds everything below `sysroot`, or on this machine; nothing that was found is started, but an `nvcc` of root's.
+/// Finds everything below `sysroot`, or on this machine; nothing that was found is started, but an
+/// `nvcc` of root's.
 pub(crate) fn discover(sysroot: Option<PathBuf>, mut request: Request) -> EnvironmentFacts {
     let root = Sysroot::new(sysroot);
     let modules = toolkits::modules(&root, &request.module_path);

@@ -7,7 +7,8 @@ use super::super::host::Sysroot;
 use super::elf;
 use validator_core::facts::{DefectKind, DeviceCode, EnvironmentDefect, PythonPackage, Reading};
 
-/// Packages of interest by their normalized names; a name that ends in `*` stands for all that begin so.
+/// Packages of interest by their normalized names; a name that ends in `*` stands for all that
+/// begin so.
 const OF_INTEREST: [&str; 20] = [
     "torch",
     "tensorflow",
@@ -202,7 +203,8 @@ impl Found {
         }
     }
 
-    /// Lines of a `.pth` file: folders that it adds, and code that every start of the interpreter runs.
+    /// Lines of a `.pth` file: folders that it adds, and code that every start of the interpreter
+    /// runs.
     fn add_path_file(&mut self, root: &Sysroot, folder: &str, name: &str) {
         let text = root.text(&format!("{folder}/{name}")).unwrap_or_default();
         let known = is_in(name, &KNOWN_STARTUP_FILES) || name.ends_with("-nspkg.pth");
@@ -227,7 +229,8 @@ impl Found {
         }
     }
 
-    /// A folder without metadata and without code: what an uninstalled package left behind is imported as an empty package.
+    /// A folder without metadata and without code: what an uninstalled package left behind is
+    /// imported as an empty package.
     fn add_ghosts(&mut self, root: &Sysroot, folder: &str, names: &[String]) {
         for name in ["torch", "jax", "tensorflow", "cupy", "triton"] {
             let is_there = names.iter().any(|it| it == name);
@@ -247,7 +250,8 @@ impl Found {
     }
 }
 
-/// `Requires-Dist: nvidia-cudnn-cu12==9.10.2.21; platform_system == "Linux"` for GPU packages and exact versions.
+/// `Requires-Dist: nvidia-cudnn-cu12==9.10.2.21; platform_system == "Linux"` for GPU packages and
+/// exact versions.
 fn pins(metadata: &str) -> BTreeMap<String, String> {
     let pin = |line: &str| {
         let requirement = line.strip_prefix("Requires-Dist:")?;

@@ -1,4 +1,5 @@
-//! Starting environments: one process for each environment and framework, and everything about how it ended.
+//! Starting environments: one process for each environment and framework, and everything about how
+//! it ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -27,7 +28,8 @@ const UNNAMED_MAXIMUM: usize = 8;
 /// How much of the end of the output is kept.
 const OUTPUT_BYTES: usize = 8 * 1024;
 const POLL: Duration = Duration::from_millis(10);
-/// How long the readers of a dead process's output are waited for: a process that left the group may hold the pipes.
+/// How long the readers of a dead process's output are waited for: a process that left the group
+/// may hold the pipes.
 const READERS_DEADLINE: Duration = Duration::from_millis(500);
 /// How long a killed process may take to disappear.
 const DEATH_DEADLINE: Duration = Duration::from_secs(2);
@@ -142,7 +144,8 @@ struct Owner {
     user_and_group: Option<(u32, u32)>,
 }
 
-/// Whose code an environment is. Root runs a user's environment as that user, and one that anybody may change not at all.
+/// Whose code an environment is. Root runs a user's environment as that user, and one that anybody
+/// may change not at all.
 fn owner_of(environment: &PythonEnvironment) -> Result<Owner, String> {
     let own = Owner {
         user_and_group: None,
@@ -369,9 +372,11 @@ fn keep_tail(mut from: impl Read, tail: &Mutex<VecDeque<u8>>) {
     }
 }
 
-/// Variables of the process: few of the validator's own, those of the environment, caches in a private folder.
+/// Variables of the process: few of the validator's own, those of the environment, caches in a
+/// private folder.
 fn variables(environment: &PythonEnvironment, home: &Path) -> Vec<(String, String)> {
-    /// Prefixes and names that are handed on: what CUDA, its container runtime and the simulator read.
+    /// Prefixes and names that are handed on: what CUDA, its container runtime and the simulator
+    /// read.
     const HANDED_ON: [&str; 5] = ["CUDA_", "NVIDIA_", "GPU_SIMULATOR", "LD_LIBRARY_PATH", "TZ"];
     let home = home.display().to_string();
     let mut variables: BTreeMap<String, String> = std::env::vars()

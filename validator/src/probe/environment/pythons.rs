@@ -59,7 +59,8 @@ const KERNELS: [&str; 3] = [
     "/opt/*/share/jupyter/kernels/*",
 ];
 
-/// All environments, each once, in the order in which a person would name them: what is named, what is active, the rest.
+/// All environments, each once, in the order in which a person would name them: what is named, what
+/// is active, the rest.
 pub(super) fn find(root: &Sysroot, walk: &Walk<'_>, request: &Request) -> Vec<PythonEnvironment> {
     let mut search = Search {
         root,

@@ -1,4 +1,5 @@
-//! Which library the dynamic loader picks for each name: ld.so(8), applied to the files on the disk.
+//! Which library the dynamic loader picks for each name: ld.so(8), applied to the files on the
+//! disk.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -261,7 +262,8 @@ impl Process<'_> {
         }
     }
 
-    /// Libraries of NVIDIA's wheels that no package above needs: programs open them by their full paths.
+    /// Libraries of NVIDIA's wheels that no package above needs: programs open them by their full
+    /// paths.
     fn add_wheels(&mut self) {
         for folder in self.wheels.clone() {
             for name in self.root.names(&folder).unwrap_or_default() {
@@ -369,7 +371,8 @@ impl Process<'_> {
             return;
         }
         let resolved = path.as_deref().and_then(|it| self.root.resolve(it));
-        // What the search would have given without its winner: the environment's own copy, and the machine's.
+        // What the search would have given without its winner: the environment's own copy, and the
+        // machine's.
         let mut shadowed: Vec<String> = Vec::new();
         let own = self
             .wheels

@@ -1,4 +1,5 @@
-//! Toolkits that concern one environment or one user: conda, Spack, module files; and which `nvcc` a shell finds.
+//! Toolkits that concern one environment or one user: conda, Spack, module files; and which `nvcc`
+//! a shell finds.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -61,7 +62,8 @@ fn add_at(root: &Sysroot, path: &str, kind: Kind, toolkits: &mut Vec<CudaToolkit
     }
 }
 
-/// conda's packages name their versions: `cuda-nvcc-12.4.131-0.json`, `cudatoolkit-11.8.0-h4ba93d1_0.json`.
+/// conda's packages name their versions: `cuda-nvcc-12.4.131-0.json`,
+/// `cudatoolkit-11.8.0-h4ba93d1_0.json`.
 fn add_conda(root: &Sysroot, prefix: &str, toolkits: &mut Vec<CudaToolkit>) {
     let names = root
         .names(&format!("{prefix}/conda-meta"))
@@ -125,7 +127,8 @@ fn add_wheels(environment: &PythonEnvironment, toolkits: &mut Vec<CudaToolkit>) 
     }
 }
 
-/// The `nvcc` that a shell finds: in `path`, or in a folder that a file of the system's profile names.
+/// The `nvcc` that a shell finds: in `path`, or in a folder that a file of the system's profile
+/// names.
 pub(super) fn nvcc_on_path(
     root: &Sysroot,
     path: &[String],
@@ -261,8 +264,8 @@ pub(super) fn modules(root: &Sysroot, module_path: &[String]) -> Vec<AvailableMo
     modules
 }
 
-/// `prepend-path PATH /opt/cuda/bin` of Tcl modules and `prepend_path("PATH", "/opt/cuda/bin")` of Lua ones, with variables that
-/// the file itself sets.
+/// `prepend-path PATH /opt/cuda/bin` of Tcl modules and `prepend_path("PATH", "/opt/cuda/bin")` of
+/// Lua ones, with variables that the file itself sets.
 fn changes(text: &str) -> BTreeMap<String, String> {
     const NAMES: [&str; 5] = [
         "PATH",

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use super::super::host::Sysroot;
 use validator_core::facts::DiskWalk;
 
-/// With a warm cache a folder takes some 20 microseconds, so that the whole walk stays below a fifth of a second.
+/// With a warm cache a folder takes some 20 microseconds, so that the whole walk stays below a
+/// fifth of a second.
 pub(super) const FOLDERS_MAXIMUM: u32 = 8_000;
 /// `/opt/team/project/.venv/pyvenv.cfg` is at depth 4.
 const DEPTH_MAXIMUM: usize = 4;

@@ -8,7 +8,8 @@ use super::sysroot::{Sysroot, io_reason};
 use validator_core::facts::{ContainerRuntime, Reading};
 
 const DOCKER: &str = "/etc/docker/daemon.json";
-/// Configuration of containerd (of k3s and RKE2, too) and CRI-O, with the folders of their drop-ins.
+/// Configuration of containerd (of k3s and RKE2, too) and CRI-O, with the folders of their
+/// drop-ins.
 const RUNTIME_CONFIGURATIONS: [&str; 7] = [
     "/etc/containerd/config.toml",
     "/etc/containerd/conf.d/*.toml",
@@ -28,7 +29,8 @@ const TOOLKIT_PROGRAMS: [&str; 6] = [
 ];
 const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// A file that is there and cannot be read makes the whole reading fail: it may hold the runtime that is looked for.
+/// A file that is there and cannot be read makes the whole reading fail: it may hold the runtime
+/// that is looked for.
 pub(super) fn container_runtime(root: &Sysroot) -> Reading<ContainerRuntime> {
     read(root).into()
 }
@@ -69,7 +71,8 @@ fn docker(root: &Sysroot) -> Result<DockerConfiguration, String> {
     serde_json::from_str(&text).map_err(|error| format!("{DOCKER} is not valid: {error}"))
 }
 
-/// A table `…runtimes.nvidia`, of containerd (any plugin version) or CRI-O (`crio.runtime.runtimes.nvidia`).
+/// A table `…runtimes.nvidia`, of containerd (any plugin version) or CRI-O
+/// (`crio.runtime.runtimes.nvidia`).
 fn toml_has_nvidia_runtime(text: &str) -> bool {
     fn has(value: &toml::Value) -> bool {
         let Some(table) = value.as_table() else {

@@ -16,7 +16,8 @@ use validator_core::facts::{
 
 /// `modinfo` reads one file, and fabric manager prints its version before it does anything else.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(10);
-/// The modules that CUDA needs. `nvidia_modeset` and `nvidia_drm` serve displays, `nvidia_peermem` is optional.
+/// The modules that CUDA needs. `nvidia_modeset` and `nvidia_drm` serve displays, `nvidia_peermem`
+/// is optional.
 const MODULES: [&str; 2] = ["nvidia", "nvidia_uvm"];
 const FABRIC_MANAGER: &str = "/usr/bin/nv-fabricmanager";
 /// Facts stay small however much was left behind; a person needs the first few.
@@ -32,7 +33,8 @@ pub(super) fn image(root: &Sysroot, options: &ProbeOptions, interrupt: &Interrup
     }
 }
 
-/// Folders that only hold what was built for a kernel that is gone have neither of the kernel packages' own entries.
+/// Folders that only hold what was built for a kernel that is gone have neither of the kernel
+/// packages' own entries.
 fn kernels(root: &Sysroot, interrupt: &Interrupt) -> Reading<Vec<InstalledKernel>> {
     const FOLDER: &str = "/lib/modules";
     let names = match root.names(FOLDER) {
@@ -70,8 +72,9 @@ fn modules(
         .collect()
 }
 
-/// Where packages and DKMS put the driver's modules: RHEL's and Amazon's `extra` and `weak-updates`, Debian's and
-/// Ubuntu's `updates/dkms`, NVIDIA's installer's `kernel/drivers/video`, Ubuntu's signed modules in `kernel/nvidia-*`.
+/// Where packages and DKMS put the driver's modules: RHEL's and Amazon's `extra` and
+/// `weak-updates`, Debian's and Ubuntu's `updates/dkms`, NVIDIA's installer's
+/// `kernel/drivers/video`, Ubuntu's signed modules in `kernel/nvidia-*`.
 fn module_path(root: &Sysroot, kernel: &str, name: &str) -> Option<String> {
     const FOLDERS: [&str; 9] = [
         "updates/dkms",
@@ -223,9 +226,10 @@ fn files(root: &Sysroot, asked: &[String]) -> BTreeMap<String, Reading<ImageFile
 
 /// Patterns of what must not be in an image that others start. `HOME` stands for every home folder.
 // Sources: AWS's list for shared images,
-// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/building-shared-amis.html> (host keys, authorized keys, shell
-// history, credentials); systemd's, <https://systemd.io/BUILDING_IMAGES/> (machine id); cloud-init's own `clean`
-// (`/var/lib/cloud`); actions/runner's `config.sh remove` (its three files).
+// <https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/building-shared-amis.html> (host keys,
+// authorized keys, shell history, credentials); systemd's, <https://systemd.io/BUILDING_IMAGES/>
+// (machine id); cloud-init's own `clean` (`/var/lib/cloud`); actions/runner's `config.sh remove`
+// (its three files).
 const LEFTOVERS: [(&str, LeftoverKind); 29] = [
     ("HOME/.ssh/authorized_keys*", LeftoverKind::Secret),
     ("HOME/.ssh/id_*", LeftoverKind::Secret),
@@ -258,7 +262,8 @@ const LEFTOVERS: [(&str, LeftoverKind); 29] = [
     ("/var/cache/yum/*", LeftoverKind::Cache),
 ];
 
-/// Files that every shell or unit reads; a secret in one of them is in every process of every instance.
+/// Files that every shell or unit reads; a secret in one of them is in every process of every
+/// instance.
 const ENVIRONMENT_FILES: [&str; 8] = [
     "/etc/environment",
     "/etc/profile.d/*",
@@ -300,7 +305,8 @@ fn leftovers(root: &Sysroot) -> Result<Vec<Leftover>, String> {
     for pattern in ENVIRONMENT_FILES {
         for pattern in in_every_home(pattern, &homes) {
             for path in root.matching(&pattern) {
-                // Folders such as /etc/sysconfig/network-scripts are none of the files that shells read.
+                // Folders such as /etc/sysconfig/network-scripts are none of the files that shells
+                // read.
                 if root.is_folder(&path) {
                     continue;
                 }

@@ -19,13 +19,16 @@ use validator_core::kernel_log_selection::Selection;
 
 /// The journal of a machine that has been up for months can take this long to go through.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(5);
-/// The kernel's own limit for one record with its properties is 8 KiB (`PRINTK_MESSAGE_MAX` and dictionary).
+/// The kernel's own limit for one record with its properties is 8 KiB (`PRINTK_MESSAGE_MAX` and
+/// dictionary).
 const RECORD_BYTES: usize = 16 * 1024;
-/// Reading the whole ring buffer takes milliseconds, unless something writes to it as fast as it is read.
+/// Reading the whole ring buffer takes milliseconds, unless something writes to it as fast as it is
+/// read.
 const KMSG_DEADLINE: Duration = Duration::from_secs(5);
 /// A file below a sysroot can be a log of gigabytes: 100 MB take a second.
 const SYSROOT_DEADLINE: Duration = Duration::from_secs(10);
-/// A log whose first line is of this time is the kernel's from its start. So is one that begins with the kernel's version.
+/// A log whose first line is of this time is the kernel's from its start. So is one that begins
+/// with the kernel's version.
 const FIRST_MESSAGES_END_S: f64 = 1.0;
 /// What journald writes when the kernel's ring buffer overran it: `Missed 42 kernel messages`.
 // Source: systemd, catalog entry SD_MESSAGE_JOURNAL_MISSED.
@@ -83,7 +86,8 @@ fn read_this_kmsg(interrupt: &Interrupt) -> Result<KernelLog, String> {
     read_kmsg(Path::new("/dev/kmsg"), deadline, interrupt)
 }
 
-/// Reads all records that the kernel still has, without waiting for more. What it has not read at the deadline is a gap.
+/// Reads all records that the kernel still has, without waiting for more. What it has not read at
+/// the deadline is a gap.
 fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<KernelLog, String> {
     let name = "/dev/kmsg";
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
@@ -111,8 +115,8 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
             Ok(0) => break,
             Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // The record was overwritten before it was read; the next read goes on behind the gap, which the sequence
-            // numbers tell.
+            // The record was overwritten before it was read; the next read goes on behind the gap,
+            // which the sequence numbers tell.
             Err(error)
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
             Err(error) => return Err(io_reason(&error, name)),
@@ -121,7 +125,8 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
     Ok(log.finish(KernelLogSource::Kmsg, monotonic_seconds()))
 }
 
-/// A plain file with records as `/dev/kmsg` gives them, one after another: read as a stream, since a flood makes it large.
+/// A plain file with records as `/dev/kmsg` gives them, one after another: read as a stream, since
+/// a flood makes it large.
 fn kmsg_of_sysroot(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> {
     let file = match root.file("/dev/kmsg") {
         Ok(file) => file,
@@ -137,7 +142,8 @@ fn kmsg_of_sysroot(root: &Sysroot, interrupt: &Interrupt) -> Reading<KernelLog> 
     Reading::Value(log.finish(KernelLogSource::Kmsg, now))
 }
 
-/// What is not read at the deadline, and what is cut off a line that is longer than any record, is a gap.
+/// What is not read at the deadline, and what is cut off a line that is longer than any record, is
+/// a gap.
 fn read_records(
     log: &mut LogReader,
     mut file: impl BufRead,
@@ -198,8 +204,8 @@ fn from_dmesg(interrupt: &Interrupt) -> Option<KernelLog> {
     from_program("dmesg", &[], interrupt, KernelLogSource::Dmesg)
 }
 
-/// `None` when the program is not there, does not end well and in time, or shows nothing: a journal that a user may not
-/// read is empty, and no kernel's log is.
+/// `None` when the program is not there, does not end well and in time, or shows nothing: a journal
+/// that a user may not read is empty, and no kernel's log is.
 fn from_program(
     program: &str,
     arguments: &[&str],
@@ -224,8 +230,9 @@ fn from_program(
     (ended_well && log.first_s.is_some()).then(|| log.finish(source, monotonic_seconds()))
 }
 
-/// The clock nearest to that of the kernel's time stamps, which counts from boot and not during suspend, as this one does.
-/// But it is corrected by NTP and that one is not: they part by up to some 50 millionths of the uptime.
+/// The clock nearest to that of the kernel's time stamps, which counts from boot and not during
+/// suspend, as this one does. But it is corrected by NTP and that one is not: they part by up to
+/// some 50 millionths of the uptime.
 fn monotonic_seconds() -> f64 {
     kernel_clock_s(ClockId::Monotonic)
 }
@@ -259,8 +266,8 @@ impl Default for LogReader {
 impl LogReader {
     /// `6,1234,5678901,-;text` and, behind a line end, properties that are not of interest.
     ///
-    /// Priority and facility, sequence number, microseconds since boot, flags (`c`: a fragment of a line, `+`: what
-    /// continues it), then perhaps more fields.
+    /// Priority and facility, sequence number, microseconds since boot, flags (`c`: a fragment of a
+    /// line, `+`: what continues it), then perhaps more fields.
     fn kmsg_record(&mut self, record: &str) {
         let Some((prefix, message)) = record.split_once(';') else {
             return;

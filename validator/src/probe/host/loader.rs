@@ -31,7 +31,8 @@ impl LoaderPath {
         }
     }
 
-    /// The files of this name, as the loader would find them one after another if each one before were not there.
+    /// The files of this name, as the loader would find them one after another if each one before
+    /// were not there.
     pub(crate) fn files(&self, root: &Sysroot, name: &str) -> Reading<Vec<LibraryFile>> {
         let from_environment = self
             .environment
@@ -59,7 +60,8 @@ impl LoaderPath {
             let Some(resolved) = root.resolve(&path).or_else(outside) else {
                 continue;
             };
-            // /lib64 and /usr/lib64 are often the same folder; the first way to a file is the loader's.
+            // /lib64 and /usr/lib64 are often the same folder; the first way to a file is the
+            // loader's.
             if files.iter().any(|file| file.resolved == resolved) {
                 continue;
             }
@@ -115,9 +117,9 @@ pub(crate) fn version_in_name(name: &str) -> Option<String> {
 
 /// Entries of `/etc/ld.so.cache` for this kind of machine: 64-bit x86 or ARM libraries.
 ///
-/// The format of glibc 2.2 and newer, which may stand behind one of older times: a header with the number of entries,
-/// entries of 24 bytes, strings. Offsets count from the header. A file that is cut off or none of these gives what can
-/// be read of it.
+/// The format of glibc 2.2 and newer, which may stand behind one of older times: a header with the
+/// number of entries, entries of 24 bytes, strings. Offsets count from the header. A file that is
+/// cut off or none of these gives what can be read of it.
 // Source: glibc, sysdeps/generic/dl-cache.h.
 fn parse_cache(bytes: &[u8]) -> Vec<(String, String)> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";

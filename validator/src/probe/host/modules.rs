@@ -38,7 +38,8 @@ pub(super) fn kernel_modules(root: &Sysroot) -> Reading<KernelModules> {
         Ok(names) => names,
         Err(error) => return Reading::NotRead(io_reason(&error, "/sys/module")),
     };
-    // A module that was only given parameters on the kernel's command line can have a folder; a loaded one has a state.
+    // A module that was only given parameters on the kernel's command line can have a folder; a
+    // loaded one has a state.
     let loaded: BTreeMap<String, Option<String>> = names
         .into_iter()
         .filter(|name| MODULES.contains(&name.as_str()))
@@ -90,8 +91,9 @@ fn nvidia_version(
     )
 }
 
-/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`: the first word that is
-/// nothing but numbers and dots, since the words around it changed over the years.
+/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`: the
+/// first word that is nothing but numbers and dots, since the words around it changed over the
+/// years.
 fn version_in(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     line.split_whitespace()
@@ -99,8 +101,8 @@ fn version_in(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// `/proc` says "Open Kernel Module"; where it is hidden, the taint flags of the module tell its licence: the open one
-/// does not set `P`.
+/// `/proc` says "Open Kernel Module"; where it is hidden, the taint flags of the module tell its
+/// licence: the open one does not set `P`.
 fn nvidia_flavor(root: &Sysroot, proc_version: Option<&str>) -> Reading<KernelModuleFlavor> {
     let flavor = |open| {
         Reading::Value(if open {
@@ -148,8 +150,8 @@ fn nvidia_gpus(root: &Sysroot) -> BTreeMap<String, Option<u32>> {
 
 /// `/dev/nvidia*` and `/dev/nvidia-caps/*`.
 ///
-/// Access is asked by the permission bits. A container's device rules can still deny to open a node; the NVML and CUDA
-/// probes then say so.
+/// Access is asked by the permission bits. A container's device rules can still deny to open a
+/// node; the NVML and CUDA probes then say so.
 pub(super) fn device_nodes(root: &Sysroot) -> Reading<Vec<DeviceNode>> {
     let names = match root.names("/dev") {
         Ok(names) => names,

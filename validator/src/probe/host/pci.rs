@@ -46,7 +46,8 @@ fn device(root: &Sysroot, address: &str) -> Option<PciDevice> {
     })
 }
 
-/// The addresses above the device itself in `../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
+/// The addresses above the device itself in
+/// `../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0`.
 fn upstream_ports(target: &str) -> Vec<String> {
     let is_address = |it: &&str| it.len() == 12 && it.matches(':').count() == 2 && it.contains('.');
     let mut ports: Vec<String> = target

@@ -1,10 +1,10 @@
 //! systemd services, as their files and control groups tell.
 //!
-//! systemd itself is not asked: it needs a bus, permissions and time. A service is active when its control group has
-//! processes, so that one which ends after its work (`RemainAfterExit`) counts as not active; and also when its process runs
-//! elsewhere, in a container (the GPU operator's fabric manager) or another slice. Where there is no
-//! systemd, as in most containers, a service whose process is visible by its name counts as installed and active, and
-//! any other as not readable.
+//! systemd itself is not asked: it needs a bus, permissions and time. A service is active when its
+//! control group has processes, so that one which ends after its work (`RemainAfterExit`) counts as
+//! not active; and also when its process runs elsewhere, in a container (the GPU operator's fabric
+//! manager) or another slice. Where there is no systemd, as in most containers, a service whose
+//! process is visible by its name counts as installed and active, and any other as not readable.
 
 use super::sysroot::{Sysroot, file_name};
 use validator_core::facts::{Reading, ServiceState};
@@ -41,7 +41,8 @@ pub(super) fn services(
         .iter()
         .map(|name| name.strip_suffix(".service").unwrap_or(name).to_owned());
     let has_systemd = root.is_folder("/run/systemd/system");
-    // systemd makes the group of all services first of all, so that without it nothing is known of any of them.
+    // systemd makes the group of all services first of all, so that without it nothing is known of
+    // any of them.
     let groups_are_shown = CONTROL_GROUP_FOLDERS.iter().any(|it| root.is_folder(it));
     nvidia
         .chain(others)

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// No file that is read here is larger; of one that is, the start is enough to see that it is none of ours.
+/// No file that is read here is larger; of one that is, the start is enough to see that it is none
+/// of ours.
 const LARGEST_FILE_BYTES: u64 = 8 << 20;
 /// As many links in a row as Linux follows.
 const LINKS_MAXIMUM: usize = 40;
@@ -70,7 +71,8 @@ impl Sysroot {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The bytes of a regular file. A pipe or a device in its place may block for ever, and holds nothing of ours.
+    /// The bytes of a regular file. A pipe or a device in its place may block for ever, and holds
+    /// nothing of ours.
     pub(crate) fn bytes(&self, path: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let file = self.file(path)?;
@@ -90,7 +92,8 @@ impl Sysroot {
         Ok(file)
     }
 
-    /// The text without the white space around it; `None` where there is no such file or it cannot be read.
+    /// The text without the white space around it; `None` where there is no such file or it cannot
+    /// be read.
     pub(crate) fn line(&self, path: &str) -> Option<String> {
         self.text(path).ok().map(|text| text.trim().to_owned())
     }

@@ -14,8 +14,8 @@ const METADATA_DEADLINE: Duration = Duration::from_millis(300);
 const METADATA_ADDRESS: &str = "http://169.254.169.254/latest";
 
 /// Environment variables that change what the driver, CUDA, its libraries or a debugger do.
-// Source: the first row is the list of DCGM's software plugin; the others are in NVIDIA's CUDA C++ programming guide
-// (environment variables), MPS, NCCL and cuBLAS documentation, and ld.so(8).
+// Source: the first row is the list of DCGM's software plugin; the others are in NVIDIA's CUDA C++
+// programming guide (environment variables), MPS, NCCL and cuBLAS documentation, and ld.so(8).
 const VARIABLES: [&str; 53] = [
     "NSIGHT_CUDA_DEBUGGER",
     "CUDA_INJECTION32_PATH",
@@ -133,8 +133,8 @@ pub(super) fn architecture(root: &Sysroot) -> Reading<String> {
     line_reading(root.line("/proc/sys/kernel/arch"), "/proc/sys/kernel/arch")
 }
 
-/// Seconds since boot. Of this machine by the kernel's clock, since a container may be shown its own age in `/proc/uptime`
-/// (lxcfs does), and what GPUs count they count since the machine's boot.
+/// Seconds since boot. Of this machine by the kernel's clock, since a container may be shown its
+/// own age in `/proc/uptime` (lxcfs does), and what GPUs count they count since the machine's boot.
 pub(super) fn uptime_s(root: &Sysroot) -> Reading<f64> {
     if root.is_this_machine() {
         return Reading::Value(kernel_clock_s(ClockId::Boottime));
@@ -149,7 +149,8 @@ pub(super) fn uptime_s(root: &Sysroot) -> Reading<f64> {
     )
 }
 
-/// A clock that counts from boot, in seconds, as the kernel itself reads it: without what a time namespace adds.
+/// A clock that counts from boot, in seconds, as the kernel itself reads it: without what a time
+/// namespace adds.
 pub(super) fn kernel_clock_s(clock: ClockId) -> f64 {
     let name = match clock {
         ClockId::Monotonic => "monotonic",
@@ -161,7 +162,8 @@ pub(super) fn kernel_clock_s(clock: ClockId) -> f64 {
     seconds(now.tv_sec, now.tv_nsec) - time_namespace_offset_s(&offsets, name)
 }
 
-/// Lines like `monotonic       -100         0`: seconds and nanoseconds that the namespace adds to the clock.
+/// Lines like `monotonic       -100         0`: seconds and nanoseconds that the namespace adds to
+/// the clock.
 // Source: time_namespaces(7).
 fn time_namespace_offset_s(offsets: &str, clock: &str) -> f64 {
     let offset = offsets.lines().find_map(|line| {
@@ -185,8 +187,9 @@ fn line_reading(line: Option<String>, path: &str) -> Reading<String> {
     )
 }
 
-/// Marks that container engines leave, the control groups of the first process, and the user namespace, in which engines
-/// without root (enroot, which leaves no mark, Podman, LXC) run their containers.
+/// Marks that container engines leave, the control groups of the first process, and the user
+/// namespace, in which engines without root (enroot, which leaves no mark, Podman, LXC) run their
+/// containers.
 pub(super) fn in_container(root: &Sysroot) -> Reading<bool> {
     let marked = [
         "/.dockerenv",
@@ -209,7 +212,8 @@ pub(super) fn in_container(root: &Sysroot) -> Reading<bool> {
     Reading::Value(marked || grouped || in_environment || in_user_namespace)
 }
 
-/// Environment variables that container engines set: systemd's convention, Kubernetes, Apptainer, Singularity.
+/// Environment variables that container engines set: systemd's convention, Kubernetes, Apptainer,
+/// Singularity.
 const CONTAINER_VARIABLES: [&str; 4] = [
     "container",
     "KUBERNETES_SERVICE_HOST",
@@ -234,7 +238,8 @@ pub(super) fn product_name(root: &Sysroot) -> Reading<String> {
 pub(super) fn ec2(root: &Sysroot, ask_metadata: bool) -> Reading<Ec2Instance> {
     const DMI: &str = "/sys/class/dmi/id";
     let dmi = |name: &str| root.line(&format!("{DMI}/{name}")).unwrap_or_default();
-    // Nitro says so in the vendor's name; Xen instances (p3) in the version of their firmware, `4.11.amazon`.
+    // Nitro says so in the vendor's name; Xen instances (p3) in the version of their firmware,
+    // `4.11.amazon`.
     let nitro = dmi("sys_vendor") == "Amazon EC2";
     let xen = dmi("sys_vendor") == "Xen" && dmi("bios_version").ends_with("amazon");
     if !nitro && !xen {

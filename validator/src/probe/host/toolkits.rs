@@ -4,7 +4,8 @@ use super::loader::{LoaderPath, version_in_name};
 use super::sysroot::{Sysroot, file_name};
 use validator_core::facts::{CudaCompatPackage, CudaToolkit, CudaToolkitKind, Reading};
 
-/// Where Python keeps packages; each `*` is one folder. Virtual environments elsewhere are found when they are active.
+/// Where Python keeps packages; each `*` is one folder. Virtual environments elsewhere are found
+/// when they are active.
 const SITE_PACKAGES: [&str; 12] = [
     "/usr/lib/python3*/*-packages",
     "/usr/local/lib/python3*/*-packages",
@@ -20,7 +21,8 @@ const SITE_PACKAGES: [&str; 12] = [
     "/home/*/miniconda3/lib/python3*/site-packages",
 ];
 
-/// Where toolkits are installed: NVIDIA's packages, distributions (Debian has `/usr/lib/cuda`, Arch `/opt/cuda`), the HPC SDK.
+/// Where toolkits are installed: NVIDIA's packages, distributions (Debian has `/usr/lib/cuda`, Arch
+/// `/opt/cuda`), the HPC SDK.
 const TOOLKIT_FOLDERS: [(&str, CudaToolkitKind); 5] = [
     ("/usr/local/cuda*", CudaToolkitKind::Toolkit),
     ("/opt/cuda*", CudaToolkitKind::Toolkit),
@@ -160,7 +162,8 @@ fn version_of_json(text: &str) -> Option<String> {
     is_version(version).then(|| version.to_owned())
 }
 
-/// `CUDA Version 11.0.228`, of toolkits before 11.1; the third number is a build there, not an update.
+/// `CUDA Version 11.0.228`, of toolkits before 11.1; the third number is a build there, not an
+/// update.
 fn version_of_text(text: &str) -> Option<String> {
     let version = text
         .split_whitespace()
@@ -187,7 +190,8 @@ fn major_minor(version: &str) -> String {
     version.splitn(3, '.').take(2).collect::<Vec<_>>().join(".")
 }
 
-/// `nvidia_cuda_runtime_cu12-12.8.90.dist-info`: major and minor are CUDA's, the third number is the component's.
+/// `nvidia_cuda_runtime_cu12-12.8.90.dist-info`: major and minor are CUDA's, the third number is
+/// the component's.
 fn wheels(root: &Sysroot, named: &NamedFolders) -> Vec<CudaToolkit> {
     let named = named
         .python_prefixes

@@ -201,7 +201,8 @@ impl ApiClient {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// All objects of a list, page by page. Where a page's continuation has expired (410), the list begins anew, once.
+    /// All objects of a list, page by page. Where a page's continuation has expired (410), the list
+    /// begins anew, once.
     pub(crate) fn list(
         &self,
         target: Target<'_>,

@@ -1,4 +1,5 @@
-//! What the API server says of this node: the node object, runtime classes, the device plugin's pods.
+//! What the API server says of this node: the node object, runtime classes, the device plugin's
+//! pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,8 +45,8 @@ pub(super) fn ask(
     }
 }
 
-/// The pods of a namespace on the node. RBAC knows no fields: who may list pods of a namespace may list all of it, so that no
-/// other namespace than the device plugin's is read.
+/// The pods of a namespace on the node. RBAC knows no fields: who may list pods of a namespace may
+/// list all of it, so that no other namespace than the device plugin's is read.
 fn pods_on(client: &ApiClient, namespace: &str, node_name: &str) -> Result<Vec<Value>, ApiError> {
     let selector = format!("spec.nodeName={node_name}");
     client.list(
@@ -85,7 +86,8 @@ fn node(
     })
 }
 
-/// Labels about GPUs and machines, and those that somebody asks for; others may say whose the node is.
+/// Labels about GPUs and machines, and those that somebody asks for; others may say whose the node
+/// is.
 fn kept_labels(node: &Value, asked_for: &BTreeSet<&String>) -> BTreeMap<String, String> {
     const PREFIXES: [&str; 4] = [
         RESOURCE_DOMAIN,
@@ -129,8 +131,8 @@ fn daemon_sets(client: &ApiClient, node_name: &str) -> Result<Vec<DaemonSetFacts
         .collect()
 }
 
-/// NVIDIA's plugin, by its image or by the name that its charts and the GPU operator give it. Other programs come from
-/// the same image and are told apart by their names.
+/// NVIDIA's plugin, by its image or by the name that its charts and the GPU operator give it. Other
+/// programs come from the same image and are told apart by their names.
 fn is_device_plugin(daemon_set: &Value) -> bool {
     const OTHERS: [&str; 3] = [
         "mps-control-daemon",

@@ -55,7 +55,8 @@ pub(crate) struct Credentials {
 /// Which credentials are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CredentialsWanted {
-    /// Kubeconfig files; where there are several, the first that names something wins, as with kubectl.
+    /// Kubeconfig files; where there are several, the first that names something wins, as with
+    /// kubectl.
     pub(crate) kubeconfig: Vec<PathBuf>,
     pub(crate) context: Option<String>,
     /// A kubeconfig may switch off the verification of the server's certificate.
@@ -460,7 +461,8 @@ fn run_exec(
         .map(|it| (it.name.as_str(), it.value.clone()))
         .collect();
     environment.insert("KUBERNETES_EXEC_INFO", info);
-    // A person's own kubeconfig names programs of the person's own PATH; what root starts is the system's.
+    // A person's own kubeconfig names programs of the person's own PATH; what root starts is the
+    // system's.
     if !rustix::process::geteuid().is_root()
         && let Ok(path) = std::env::var("PATH")
     {

@@ -1,7 +1,8 @@
 //! Pods that ask for one GPU each and look at it: what a user's pod would get.
 //!
-//! Each runs `gpu-validator collect`, whose facts are read from the pod's log. Every pod has a label with the node's name
-//! and one with the run's, by which they are removed in one request, at the end of this run or at the begin of the next.
+//! Each runs `gpu-validator collect`, whose facts are read from the pod's log. Every pod has a
+//! label with the node's name and one with the run's, by which they are removed in one request, at
+//! the end of this run or at the begin of the next.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,8 +22,8 @@ const LABEL_RUN: &str = "gpu-bringup.dev/run";
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long pods of an earlier run may take to vanish; they hold their GPUs until then.
 const LEFTOVERS_DEADLINE: Duration = Duration::from_mins(1);
-/// A pod that the scheduler has refused for so long is not waited for: GPUs of pods that have just ended are given
-/// back in less.
+/// A pod that the scheduler has refused for so long is not waited for: GPUs of pods that have just
+/// ended are given back in less.
 const UNSCHEDULABLE_PATIENCE: Duration = Duration::from_secs(15);
 /// How often the removal of the pods is tried.
 const CLEANUP_ATTEMPTS: u32 = 3;
@@ -190,7 +191,8 @@ fn create(
     Ok(())
 }
 
-/// A pod that Pod Security's level `restricted` admits: it mounts nothing and may do nothing but use its GPU.
+/// A pod that Pod Security's level `restricted` admits: it mounts nothing and may do nothing but
+/// use its GPU.
 fn pod(order: &GpuPodOrder, run_id: &str, name: &str) -> Value {
     let mut pod = json!({
         "apiVersion": "v1",
@@ -318,7 +320,8 @@ fn pod_end(pod: Option<&Value>, resource: &str, patience: Patience) -> Option<Gp
     match status["phase"].as_str() {
         Some("Succeeded") => return Some(GpuPodEnd::Finished),
         Some("Failed") => {
-            // The kubelet refuses a pod when others took the device between its scheduling and its start.
+            // The kubelet refuses a pod when others took the device between its scheduling and its
+            // start.
             let reason = text(&status["reason"]);
             if reason.starts_with("OutOf") && reason.contains(resource) {
                 return Some(GpuPodEnd::Busy(said()));

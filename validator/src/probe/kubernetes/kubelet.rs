@@ -1,7 +1,7 @@
 //! The kubelet's sockets and those of NVIDIA's device plugins: gRPC over unix sockets.
 //!
-//! Every call has a deadline, and connecting to a unix socket does not block, so that a kubelet that hangs costs its own
-//! answers and no more.
+//! Every call has a deadline, and connecting to a unix socket does not block, so that a kubelet
+//! that hangs costs its own answers and no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -58,7 +58,8 @@ const POD_RESOURCES_SOCKET: &str = "kubelet.sock";
 ///
 /// Source: NVIDIA k8s-dra-driver-gpu, the name of its kubelet plugin.
 const DYNAMIC_RESOURCE_ALLOCATION: &str = "plugins/gpu.nvidia.com";
-/// An answer larger than this is not one of a kubelet; it has a page for each of a node's few hundred pods.
+/// An answer larger than this is not one of a kubelet; it has a page for each of a node's few
+/// hundred pods.
 const ANSWER_BYTES_MAXIMUM: usize = 16 << 20;
 /// How often a kubelet is asked while it is waited for.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
@@ -118,7 +119,8 @@ pub(super) fn ask(question: &KubeletQuestion<'_>, facts: &mut KubernetesFacts) {
     facts.device_plugins = device_plugins(question, &runtime).into();
 }
 
-/// For each device of a container, `pod namespace/name`; `None` where the kubelet has no such socket.
+/// For each device of a container, `pod namespace/name`; `None` where the kubelet has no such
+/// socket.
 pub(super) fn assigned(
     root: &Path,
     deadline: Duration,
@@ -236,7 +238,8 @@ fn assignments(
     Ok(assignments)
 }
 
-/// NVIDIA's devices of a container: a device plugin's by resource, those of dynamic resource allocation by driver.
+/// NVIDIA's devices of a container: a device plugin's by resource, those of dynamic resource
+/// allocation by driver.
 fn devices_of(container: &podresources::ContainerResources) -> BTreeMap<String, Vec<String>> {
     let mut devices: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for entry in &container.devices {
@@ -391,7 +394,8 @@ where
     }
 }
 
-/// gRPC's own texts are long; what a person needs is the code and the message, or the system's error below.
+/// gRPC's own texts are long; what a person needs is the code and the message, or the system's
+/// error below.
 fn in_words(error: &(dyn std::error::Error + 'static)) -> String {
     if let Some(status) = error.downcast_ref::<tonic::Status>()
         && !status.message().is_empty()

@@ -34,13 +34,15 @@ const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// The namespace of the pods that look at GPUs, as the manifests make it.
 const GPU_POD_NAMESPACE: &str = "gpu-bringup";
 const GPU_POD_RESOURCE: &str = "nvidia.com/gpu";
-/// How long those pods may take: an image is pulled in a minute or two, and the kernel takes seconds.
+/// How long those pods may take: an image is pulled in a minute or two, and the kernel takes
+/// seconds.
 const GPU_POD_DEADLINE: Duration = Duration::from_mins(5);
 /// What is left of a run that is asked to stop, for the removal of its pods.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// This node's name in the cluster where the command line does not say it: the profile's, `NODE_NAME`, else the host's,
-/// which is what kubelets call themselves by default. In a container the host's name is the pod's.
+/// This node's name in the cluster where the command line does not say it: the profile's,
+/// `NODE_NAME`, else the host's, which is what kubelets call themselves by default. In a container
+/// the host's name is the pod's.
 pub(crate) fn node_name_here(profile: &KubernetesProfile, facts: &Facts) -> Result<String, String> {
     let variable = || std::env::var("NODE_NAME").ok().filter(|it| !it.is_empty());
     if let Some(name) = profile.node_name.clone().or_else(variable) {
@@ -67,7 +69,8 @@ pub(crate) fn credentials_wanted(profile: &KubernetesProfile) -> CredentialsWant
     )
 }
 
-/// For each device that the kubelet gave to a container, whose it is; `None` where there is no kubelet's socket here.
+/// For each device that the kubelet gave to a container, whose it is; `None` where there is no
+/// kubelet's socket here.
 pub(crate) fn assigned_devices(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -78,8 +81,8 @@ pub(crate) fn assigned_devices(
     kubelet::assigned(&root, options.deadlines.kubelet_call, interrupt)
 }
 
-/// Asks the kubelet, where there is one, and the API server, where there are credentials for it. `facts` are those of
-/// host and GPUs.
+/// Asks the kubelet, where there is one, and the API server, where there are credentials for it.
+/// `facts` are those of host and GPUs.
 pub(crate) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -117,7 +120,8 @@ pub(crate) fn probe(
     seen
 }
 
-/// Makes pods that use the GPUs, where level and profile ask for it and the API server can be asked.
+/// Makes pods that use the GPUs, where level and profile ask for it and the API server can be
+/// asked.
 pub(crate) fn gpu_pods(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -206,7 +210,8 @@ fn ask_api(options: &ProbeOptions, interrupt: &Interrupt, facts: &Facts) -> Read
     }
 }
 
-/// How many devices the kubelet must have: what the profile says, else as many as NVML has, each so often as shared.
+/// How many devices the kubelet must have: what the profile says, else as many as NVML has, each so
+/// often as shared.
 fn wanted_devices(profile: &KubernetesProfile, facts: &Facts) -> Option<u32> {
     if !profile.resources.is_empty() {
         return Some(profile.resources.values().sum());

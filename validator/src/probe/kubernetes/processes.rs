@@ -1,4 +1,5 @@
-//! Whose the processes on the GPUs are: by their control groups, and the folders in which the kubelet keeps pods' logs.
+//! Whose the processes on the GPUs are: by their control groups, and the folders in which the
+//! kubelet keeps pods' logs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -73,8 +74,10 @@ fn control_group(cgroup: &str) -> &str {
         .unwrap_or_default()
 }
 
-/// The pod's UID in a path such as `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/…`
-/// (systemd's driver, with underscores) or `/kubepods/burstable/pod<uid>/…` (cgroupfs). Static pods have a hash.
+/// The pod's UID in a path such as
+/// `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/…` (systemd's
+/// driver, with underscores) or `/kubepods/burstable/pod<uid>/…` (cgroupfs). Static pods have a
+/// hash.
 fn pod_uid(cgroup: &str) -> Option<String> {
     let paths = cgroup
         .lines()

@@ -1,6 +1,7 @@
 //! Every request that is made of the API server, and the RBAC rules that allow exactly these.
 //!
-//! The client takes its paths from here and from nowhere else, so that no request can be made that the rules leave out.
+//! The client takes its paths from here and from nowhere else, so that no request can be made that
+//! the rules leave out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -111,8 +112,8 @@ impl ApiRequest {
     }
 }
 
-/// The role that allows what `purpose` needs and nothing else, as YAML: a `Role` where `namespace` is given, else a
-/// `ClusterRole`.
+/// The role that allows what `purpose` needs and nothing else, as YAML: a `Role` where `namespace`
+/// is given, else a `ClusterRole`.
 pub(crate) fn role_yaml(purpose: Purpose, name: &str, namespace: Option<&str>) -> String {
     let kind = if namespace.is_some() {
         "Role"

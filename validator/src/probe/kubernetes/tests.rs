@@ -1,4 +1,5 @@
-//! Kubelet and API server as they are when something is wrong, played by the doubles of `tests/cluster`.
+//! Kubelet and API server as they are when something is wrong, played by the doubles of
+//! `tests/cluster`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -46,8 +46,8 @@ impl Failure {
         )
     }
 
-    /// This GPU, or this driver, has no such thing. A library that lacks a function which its own version should have
-    /// is a broken library, not an older one.
+    /// This GPU, or this driver, has no such thing. A library that lacks a function which its own
+    /// version should have is a broken library, not an older one.
     pub(super) fn is_not_supported(&self, driver_branch: Option<u32>) -> bool {
         if self.is_missing_function() {
             let since = FUNCTIONS_SINCE
@@ -88,10 +88,12 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Functions that older drivers lack, with the branch from which on their absence is a fault of the library. Chosen late
-/// where the exact branch is not documented, so that no older driver is blamed. All other functions that are called
-/// are in R450 already, the oldest branch that CUDA 11 and newer run on.
-// Source: the change lists in NVML's API reference, docs.nvidia.com/deploy/nvml-api/change-log.html.
+/// Functions that older drivers lack, with the branch from which on their absence is a fault of the
+/// library. Chosen late where the exact branch is not documented, so that no older driver is
+/// blamed. All other functions that are called are in R450 already, the oldest branch that CUDA 11
+/// and newer run on.
+// Source: the change lists in NVML's API reference,
+// docs.nvidia.com/deploy/nvml-api/change-log.html.
 const FUNCTIONS_SINCE: [(&str, u32); 8] = [
     ("nvmlDeviceGetRowRemapperHistogram", 510),
     ("nvmlDeviceGetMemoryInfo_v2", 510),

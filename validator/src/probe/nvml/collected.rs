@@ -130,7 +130,8 @@ impl Collected {
         }
     }
 
-    /// The function is not called for any GPU that was not asked yet; that says nothing bad about these GPUs.
+    /// The function is not called for any GPU that was not asked yet; that says nothing bad about
+    /// these GPUs.
     pub(super) fn skip_everywhere(&mut self, function: &str, reason: &str) {
         for gpu in 0..u32::try_from(self.gpus.len()).unwrap_or(0) {
             if !self

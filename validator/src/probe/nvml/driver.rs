@@ -474,7 +474,8 @@ impl Device<'_> {
     pub(super) fn gsp_firmware_version(&self) -> Called<String> {
         self.calls.make("nvmlDeviceGetGspFirmwareVersion", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetGspFirmwareVersion)?;
-            // SAFETY: nvml.h asks for NVML_GSP_FIRMWARE_VERSION_BUF_SIZE (64) bytes; the buffer has more.
+            // SAFETY: nvml.h asks for NVML_GSP_FIRMWARE_VERSION_BUF_SIZE (64) bytes; the buffer has
+            // more.
             text(|buffer, _| unsafe { function(self.handle, buffer) })
         })
     }
@@ -609,16 +610,19 @@ impl Device<'_> {
 
     fn processes_by<T: ProcessInfo>(&self, name: &'static str) -> ProcessList {
         self.calls.make(name, || {
-            // SAFETY: nvml.h declares the versions 2 and 3 of these functions with one struct, and the one without a
-            // version with the struct that has process id and memory only; the callers pass the name that fits `T`.
+            // SAFETY: nvml.h declares the versions 2 and 3 of these functions with one struct, and
+            // the one without a version with the struct that has process id and memory only; the
+            // callers pass the name that fits `T`.
             let function = unsafe { self.nvml.library.get::<ListGetter<T>>(name.as_bytes()) }
                 .map_err(|_| CallFailure::MissingSymbol)?;
             let mut capacity: c_uint = 64;
-            // Processes come and go between two calls; a list that outgrows the buffer three times is not waited for.
+            // Processes come and go between two calls; a list that outgrows the buffer three times
+            // is not waited for.
             for _ in 0..3 {
                 let mut infos = vec![T::EMPTY; capacity as usize];
                 let mut count = capacity;
-                // SAFETY: the handle is NVML's own, and the buffer holds as many entries as `count` says.
+                // SAFETY: the handle is NVML's own, and the buffer holds as many entries as `count`
+                // says.
                 let status = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
                 if status == ERROR_INSUFFICIENT_SIZE {
                     capacity = count.saturating_add(64).min(1 << 16);
@@ -640,7 +644,8 @@ impl Device<'_> {
                 fields.iter().copied().map(asked_field).collect();
             let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
             values.push(BEHIND_THE_LAST);
-            // SAFETY: the handle is NVML's own, and `values` holds `count` entries and the one behind them.
+            // SAFETY: the handle is NVML's own, and `values` holds `count` entries and the one
+            // behind them.
             checked(unsafe { function(self.handle, count, values.as_mut_ptr()) })?;
             values.truncate(fields.len());
             Ok(values.iter().map(field_value).collect())
@@ -656,7 +661,8 @@ impl Device<'_> {
         self.calls.make(name, || {
             let function = symbol(function)?;
             let mut value = initial;
-            // SAFETY: the handle is NVML's own, and the pointer is to a live value of the type that the header names.
+            // SAFETY: the handle is NVML's own, and the pointer is to a live value of the type that
+            // the header names.
             checked(unsafe { function(self.handle, &raw mut value) }).map(|()| value)
         })
     }
@@ -746,18 +752,19 @@ fn asked_field((field, scope): (u32, u32)) -> nvmlFieldValue_st {
         scopeId: scope,
         timestamp: 0,
         latencyUsec: 0,
-        // Drivers do not write the return code of some NVLink fields that they do answer (580.159 on H200),
-        // but always the type: an entry that was left alone keeps a type that does not exist.
+        // Drivers do not write the return code of some NVLink fields that they do answer (580.159
+        // on H200), but always the type: an entry that was left alone keeps a type that does not
+        // exist.
         valueType: u32::MAX,
         nvmlReturn: 0,
         value: nvmlValue_st { ullVal: 0 },
     }
 }
 
-/// NVML looks at the entry behind the last one, too, and answers it unless it has failed already: into memory that is not its
-/// own, which took the process down on four H100s.
-// Source: seen with libnvidia-ml 580.159.04, every allocation of the process before a guard page; in its code, the loop over
-// fields of NVLinks ends one entry late.
+/// NVML looks at the entry behind the last one, too, and answers it unless it has failed already:
+/// into memory that is not its own, which took the process down on four H100s.
+// Source: seen with libnvidia-ml 580.159.04, every allocation of the process before a guard page;
+// in its code, the loop over fields of NVLinks ends one entry late.
 const BEHIND_THE_LAST: nvmlFieldValue_st = nvmlFieldValue_st {
     fieldId: 0,
     scopeId: 0,
@@ -777,9 +784,10 @@ fn field_value(value: &nvmlFieldValue_st) -> FieldValue {
 
 fn number_of(value: &nvmlFieldValue_st) -> Result<u64, CallFailure> {
     checked(value.nvmlReturn)?;
-    // Source of the numbers: nvml.h, nvmlValueType_t. A signed or floating value is not asked for by any caller, and a
-    // negative one would be nonsense in all fields that are.
-    // SAFETY: every member of the union is plain data, and NVML says in `valueType` which one it wrote.
+    // Source of the numbers: nvml.h, nvmlValueType_t. A signed or floating value is not asked for
+    // by any caller, and a negative one would be nonsense in all fields that are.
+    // SAFETY: every member of the union is plain data, and NVML says in `valueType` which one it
+    // wrote.
     let number = unsafe {
         match value.valueType {
             1 => u64::from(value.value.uiVal),

@@ -1,8 +1,9 @@
 //! NVML, asked by a child process that may hang or crash.
 //!
-//! The worker announces each call before it makes it and tells each reading as soon as it has it. When a call does not
-//! return in time, or the worker dies in it, the parent keeps what was told, leaves that call out and starts the worker
-//! again for the rest. A worker asks one GPU after another, so that it is certain which call is to blame.
+//! The worker announces each call before it makes it and tells each reading as soon as it has it.
+//! When a call does not return in time, or the worker dies in it, the parent keeps what was told,
+//! leaves that call out and starts the worker again for the rest. A worker asks one GPU after
+//! another, so that it is certain which call is to blame.
 
 mod calls;
 mod collected;
@@ -39,7 +40,8 @@ use validator_core::facts::GpuFacts;
 
 /// A driver that makes so many calls hang or crash will not say much more of use.
 const ATTEMPTS_MAXIMUM: usize = 12;
-/// After one function hung or crashed on so many GPUs, it is not called for the others: each would cost a deadline.
+/// After one function hung or crashed on so many GPUs, it is not called for the others: each would
+/// cost a deadline.
 const GPUS_WITH_THE_SAME_BAD_CALL_MAXIMUM: usize = 2;
 /// After so many of its calls hung or crashed, nothing more is asked about a GPU.
 const BAD_CALLS_OF_A_GPU_MAXIMUM: usize = 2;
@@ -70,8 +72,8 @@ enum AttemptEnd {
     NotStarted(String),
 }
 
-/// Asks NVML for a part of what the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets what was told of a GPU
-/// when that is everything that work on it would change.
+/// Asks NVML for a part of what the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu`
+/// gets what was told of a GPU when that is everything that work on it would change.
 pub(crate) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -183,7 +185,8 @@ fn run_worker(
                     continue;
                 };
                 if message == (Message::Done {}) {
-                    // Everything is told; a library that crashes in its exit handlers takes nothing with it.
+                    // Everything is told; a library that crashes in its exit handlers takes nothing
+                    // with it.
                     worker.leave();
                     return AttemptEnd::Finished;
                 }
@@ -259,7 +262,8 @@ fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>, no
             };
             *in_flight = Some((call, now));
         }
-        // The GPU's loss is told from inside a field that may go on to make calls; they are announced.
+        // The GPU's loss is told from inside a field that may go on to make calls; they are
+        // announced.
         Message::Nvml { .. }
         | Message::Gpu { .. }
         | Message::Unopened { .. }

@@ -9,7 +9,8 @@ use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;
 use validator_core::facts::{GpuFacts, GpuProcess};
 
-/// Calls `body` with the GPU that has this UUID, and the driver's version; `None` where NVML does not know it or does not work.
+/// Calls `body` with the GPU that has this UUID, and the driver's version; `None` where NVML does
+/// not know it or does not work.
 pub(super) fn with_own_gpu<T>(
     uuid: &str,
     body: impl FnOnce(Option<Device<'_>>, DriverNumber) -> T,
@@ -33,8 +34,8 @@ pub(super) fn with_own_gpu<T>(
     body(device, driver.unwrap_or_default())
 }
 
-/// Who uses the GPU with this UUID at the moment, and how much of its memory; the other facts of it are not read. `None` as above,
-/// and for MIG devices.
+/// Who uses the GPU with this UUID at the moment, and how much of its memory; the other facts of it
+/// are not read. `None` as above, and for MIG devices.
 pub(crate) fn users_of(uuid: &str) -> Option<GpuFacts> {
     with_own_gpu(uuid, |device, driver| {
         let output = Output::quiet();
@@ -48,8 +49,8 @@ pub(crate) fn users_of(uuid: &str) -> Option<GpuFacts> {
     })
 }
 
-/// Calls `on_seen` with the processes of others on the GPU with this UUID, again and again, until it returns false. Returns at
-/// once where NVML does not know the GPU.
+/// Calls `on_seen` with the processes of others on the GPU with this UUID, again and again, until
+/// it returns false. Returns at once where NVML does not know the GPU.
 pub(crate) fn watch_processes_of_others(
     uuid: &str,
     mut on_seen: impl FnMut(Vec<GpuProcess>) -> bool,

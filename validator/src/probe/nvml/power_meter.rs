@@ -5,7 +5,8 @@ use std::cell::Cell;
 use super::driver::Device;
 use super::own_gpu::with_own_gpu;
 
-// Source: nvml.h, NVML_FI_DEV_POWER_INSTANT: milliwatts at this moment; scope 0 is the GPU. Drivers from 530 on.
+// Source: nvml.h, NVML_FI_DEV_POWER_INSTANT: milliwatts at this moment; scope 0 is the GPU. Drivers
+// from 530 on.
 const POWER_INSTANT: u32 = 186;
 const SCOPE_GPU: u32 = 0;
 

@@ -118,7 +118,8 @@ impl Output {
         }
     }
 
-    /// Writes one line at once. When the parent is gone there is nobody to tell, and the worker dies with it.
+    /// Writes one line at once. When the parent is gone there is nobody to tell, and the worker
+    /// dies with it.
     pub(super) fn send(&self, message: &Message) {
         let Ok(mut line) = serde_json::to_vec(message) else {
             return;

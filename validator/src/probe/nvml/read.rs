@@ -1,8 +1,8 @@
 //! Reads one GPU, field by field, inside the worker.
 //!
-//! Left out because no check judges by them: utilisation rates (they are averages over up to a second, and the call can
-//! wait for the next sample), encoder and decoder statistics, PCIe throughput (samples for 20 ms each), accounting,
-//! supported clocks (hundreds of values).
+//! Left out because no check judges by them: utilisation rates (they are averages over up to a
+//! second, and the call can wait for the next sample), encoder and decoder statistics, PCIe
+//! throughput (samples for 20 ms each), accounting, supported clocks (hundreds of values).
 
 use serde::Serialize;
 
@@ -23,9 +23,11 @@ const FIELD_NVLINK_REPLAYS: u32 = 161;
 const FIELD_NVLINK_RECOVERIES: u32 = 162;
 const FIELD_NVLINK_CRC_ERRORS: u32 = 163;
 const FIELD_NVLINK_SPEED: u32 = 164;
-/// The scope of a link's field that stands for the sum over all links. Source: nvml.h, at `NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY`.
+/// The scope of a link's field that stands for the sum over all links. Source: nvml.h, at
+/// `NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY`.
 const ALL_LINKS: u32 = u32::MAX;
-/// NVLink 5: how often a link went from up into recovery and was lost, and how often it went into recovery at all.
+/// NVLink 5: how often a link went from up into recovery and was lost, and how often it went into
+/// recovery at all.
 const FIELD_NVLINK_FAILED_RECOVERIES: u32 = 214;
 const FIELD_NVLINK_RECOVERY_EVENTS: u32 = 215;
 const FIELD_NVLINK_EFFECTIVE_ERRORS: u32 = 219;
@@ -54,8 +56,9 @@ const NVLINK_ERROR_REPLAY: u32 = 0;
 const NVLINK_ERROR_RECOVERY: u32 = 1;
 const NVLINK_ERROR_CRC_FLIT: u32 = 2;
 const NVLINK_ERROR_CRC_DATA: u32 = 3;
-/// `NVML_NVLINK_STATE_ACTIVE`, which is also `NVML_FEATURE_ENABLED`, and `NVML_NVLINK_STATE_SLEEP`: the low-power state of
-/// an idle link, out of which traffic wakes it. A link in any other state carries nothing.
+/// `NVML_NVLINK_STATE_ACTIVE`, which is also `NVML_FEATURE_ENABLED`, and `NVML_NVLINK_STATE_SLEEP`:
+/// the low-power state of an idle link, out of which traffic wakes it. A link in any other state
+/// carries nothing.
 const NVLINK_USABLE_STATES: [u32; 2] = [1, 2];
 /// `NVML_NVLINK_MAX_LINKS`; a driver that knows fewer answers invalid argument.
 const NVLINK_LINKS_MAXIMUM: u32 = 18;
@@ -87,7 +90,8 @@ impl DriverNumber {
 
     /// Fields for time lost to hardware thermal slowdown and to the power brake.
     ///
-    /// NVIDIA renumbered fields 251 to 273 between 580.65 and 580.82, so that the number depends on the driver.
+    /// NVIDIA renumbered fields 251 to 273 between 580.65 and 580.82, so that the number depends on
+    /// the driver.
     // Source: docs.nvidia.com/deploy/nvml-api/known-issues.html.
     fn hardware_slowdown_fields(self) -> Option<[u32; 2]> {
         match (self.branch?, self.minor?) {
@@ -99,8 +103,8 @@ impl DriverNumber {
 }
 
 impl GpuReader<'_> {
-    /// Who the GPU is, and everything that work on it would change. Identity first, so that a GPU that hangs later has its
-    /// name.
+    /// Who the GPU is, and everything that work on it would change. Identity first, so that a GPU
+    /// that hangs later has its name.
     pub(super) fn read_at_rest(&self) {
         self.identity();
         self.modes();
@@ -124,7 +128,8 @@ impl GpuReader<'_> {
         self.tell("inforom_valid", self.device.validate_inforom());
     }
 
-    /// What changes under load. A sensor that does not answer now is missing from this sample alone.
+    /// What changes under load. A sensor that does not answer now is missing from this sample
+    /// alone.
     pub(super) fn sample(&self) -> SensorSample {
         let device = self.device;
         let memory_c = self.field(FIELD_MEMORY_TEMPERATURE).ok();
@@ -165,7 +170,8 @@ impl GpuReader<'_> {
         }
     }
 
-    /// The memory, and where `with_lists` all processes, own ones included. The reason where a call failed.
+    /// The memory, and where `with_lists` all processes, own ones included. The reason where a call
+    /// failed.
     pub(super) fn users_of_all(
         &self,
         with_lists: bool,
@@ -268,8 +274,8 @@ impl GpuReader<'_> {
         self.output.gpu(self.index, field, reading);
     }
 
-    /// `None` where the GPU or driver has no such thing; everything else that goes wrong spoils the whole reading, so
-    /// that a part which was not read is never taken for one that does not exist.
+    /// `None` where the GPU or driver has no such thing; everything else that goes wrong spoils the
+    /// whole reading, so that a part which was not read is never taken for one that does not exist.
     fn optional<T>(&self, called: Called<T>) -> Called<Option<T>> {
         match called {
             Ok(value) => Ok(Some(value)),
@@ -278,7 +284,8 @@ impl GpuReader<'_> {
         }
     }
 
-    /// A value that people are told and no check judges by: `None`, too, where the library lacks the function.
+    /// A value that people are told and no check judges by: `None`, too, where the library lacks
+    /// the function.
     fn told_only<T>(&self, called: Called<T>) -> Called<Option<T>> {
         match called {
             Err(failure) if failure.is_missing_function() => Ok(None),
@@ -367,8 +374,8 @@ impl GpuReader<'_> {
         })
     }
 
-    /// A GPU without ECC, or with ECC turned off, has no counts at all, which is not supported rather than six times
-    /// nothing.
+    /// A GPU without ECC, or with ECC turned off, has no counts at all, which is not supported
+    /// rather than six times nothing.
     fn ecc_errors(&self, counter: u32) -> Called<EccErrors> {
         let device = self.device;
         let count =
@@ -475,8 +482,9 @@ impl GpuReader<'_> {
             || failure.status() == Some(super::driver::ERROR_INVALID_ARGUMENT)
     }
 
-    /// The error counters of the active links. A counter of one link takes NVML over 2 ms, so that the sums over all
-    /// links are asked first, in one call: a sum of zero says the same of every link.
+    /// The error counters of the active links. A counter of one link takes NVML over 2 ms, so that
+    /// the sums over all links are asked first, in one call: a sum of zero says the same of every
+    /// link.
     fn add_nvlink_errors(&self, links: &mut [NvLink]) -> Called<()> {
         const SUMS: [u32; 3] = [
             FIELD_NVLINK_REPLAYS,
@@ -499,8 +507,8 @@ impl GpuReader<'_> {
             link.replay_errors = count(replays, NVLINK_ERROR_REPLAY)?;
             link.recovery_errors = count(recoveries, NVLINK_ERROR_RECOVERY)?;
             link.crc_flit_errors = count(crc_errors, NVLINK_ERROR_CRC_FLIT)?;
-            // Where the driver sums a link's CRC errors, its count of errors in data holds those that forward error
-            // correction repaired, which every healthy link collects.
+            // Where the driver sums a link's CRC errors, its count of errors in data holds those
+            // that forward error correction repaired, which every healthy link collects.
             if crc_errors.is_none() {
                 link.crc_data_errors = count(None, NVLINK_ERROR_CRC_DATA)?;
             }
@@ -526,7 +534,8 @@ impl GpuReader<'_> {
         let mut symbol_errors = of_links(FIELD_NVLINK_SYMBOL_ERRORS)?.into_iter();
         for link in links.iter_mut().filter(|it| it.active) {
             link.speed_mbps = speeds.next().flatten();
-            // The counter of older links, all recoveries of NVLink 5, and its failed ones count the same events.
+            // The counter of older links, all recoveries of NVLink 5, and its failed ones count the
+            // same events.
             link.recovery_errors = link
                 .recovery_errors
                 .max(failed_recoveries.next().flatten())
@@ -537,8 +546,9 @@ impl GpuReader<'_> {
         Ok(())
     }
 
-    /// A field of every active link, in a call of its own, since a field that a driver refuses can spoil the others of its
-    /// call. The first link tells whether there is such a field; nothing is told of any link where there is none.
+    /// A field of every active link, in a call of its own, since a field that a driver refuses can
+    /// spoil the others of its call. The first link tells whether there is such a field; nothing is
+    /// told of any link where there is none.
     fn field_of_links(&self, field: u32, first: u32, links: &[u32]) -> Called<Vec<Option<u64>>> {
         let mut probed = self.device.field_values(&[(field, first)])?;
         if self.optional(probed.remove(0))?.is_none() {
@@ -638,7 +648,8 @@ impl GpuReader<'_> {
         Ok(processes)
     }
 
-    /// Those of others while a worker of this validator works the GPU; none where the driver does not say.
+    /// Those of others while a worker of this validator works the GPU; none where the driver does
+    /// not say.
     pub(super) fn processes_beside_a_worker(&self) -> Vec<GpuProcess> {
         let all = self.all_processes().unwrap_or_default();
         beside_a_worker(all, is_own_process)
@@ -668,8 +679,9 @@ impl GpuReader<'_> {
     }
 }
 
-/// Of the processes on a GPU that a worker works, those of others. Where none of them is our own, the driver counts processes
-/// in another namespace than ours, and the worker is the one that holds most of the memory.
+/// Of the processes on a GPU that a worker works, those of others. Where none of them is our own,
+/// the driver counts processes in another namespace than ours, and the worker is the one that holds
+/// most of the memory.
 fn beside_a_worker(
     mut processes: Vec<GpuProcess>,
     is_own: impl Fn(u32) -> bool,
@@ -686,8 +698,8 @@ fn beside_a_worker(
     processes
 }
 
-/// The links up to the last one that answers, by their numbers. One that is refused below another that answers is a link
-/// that the GPU should have; those above the last may never have been made.
+/// The links up to the last one that answers, by their numbers. One that is refused below another
+/// that answers is a link that the GPU should have; those above the last may never have been made.
 fn links_of(states: &[Option<u32>]) -> Vec<NvLink> {
     let count = states
         .iter()
@@ -703,13 +715,15 @@ fn links_of(states: &[Option<u32>]) -> Vec<NvLink> {
         .collect()
 }
 
-/// A number that no `i32` holds is no temperature either; it must look too hot rather than not read.
+/// A number that no `i32` holds is no temperature either; it must look too hot rather than not
+/// read.
 fn degrees(celsius: u64) -> i32 {
     i32::try_from(celsius).unwrap_or(i32::MAX)
 }
 
-/// Drivers answer 0, offsets from another threshold or plain nonsense for thresholds that a GPU does not keep. Below 40 C a GPU
-/// would slow down when idle, and above 150 C silicon does not live.
+/// Drivers answer 0, offsets from another threshold or plain nonsense for thresholds that a GPU
+/// does not keep. Below 40 C a GPU would slow down when idle, and above 150 C silicon does not
+/// live.
 fn is_threshold(celsius: i32) -> bool {
     (40..=150).contains(&celsius)
 }
@@ -796,8 +810,8 @@ fn uuid_text(bytes: &[u8; 16]) -> String {
 }
 
 /// The parts of a fabric health mask that say unhealthy.
-// Source: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits for each part, 1 is true; four bits of configuration at bit
-// 8, where 0 is not supported and 1 is none wrong.
+// Source: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits for each part, 1 is true; four bits of
+// configuration at bit 8, where 0 is not supported and 1 is none wrong.
 fn unhealthy_parts(mask: u32) -> Vec<String> {
     const PARTS: [(u32, &str); 4] = [
         (0, "degraded bandwidth"),

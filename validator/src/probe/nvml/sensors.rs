@@ -18,11 +18,12 @@ use validator_core::facts::{ClocksEventReasons, GpuProcess, LoadCounters, Readin
 
 /// From one look at all GPUs to the next. Power is an average over a longer time on most GPUs.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The processes are listed at every fifth look, and not at the first, when workers may still get ready: it takes the driver
-/// 0.2 ms a GPU, and up to 80 where a process begins or ends (BENCHMARKS.md).
+/// The processes are listed at every fifth look, and not at the first, when workers may still get
+/// ready: it takes the driver 0.2 ms a GPU, and up to 80 where a process begins or ends
+/// (BENCHMARKS.md).
 const LOOKS_A_LIST: u64 = 5;
-/// A burn keeps a GPU at 99 % or more (BENCHMARKS.md); with less its work begins, ends or is suspended. This project's own
-/// choice.
+/// A burn keeps a GPU at 99 % or more (BENCHMARKS.md); with less its work begins, ends or is
+/// suspended. This project's own choice.
 const UTILIZATION_AT_WORK_PERCENT: u32 = 50;
 /// A GPU whose events never end would keep the others from being looked at.
 const XIDS_A_LOOK_MAXIMUM: usize = 100;
@@ -42,7 +43,8 @@ pub(crate) enum SensorMessage {
         at_s: f64,
         sample: SensorSample,
     },
-    /// Those that came since the last such message; the first, without any, says that they are listened to.
+    /// Those that came since the last such message; the first, without any, says that they are
+    /// listened to.
     Xids {
         uuid: String,
         xids: Reading<Vec<u32>>,
@@ -178,8 +180,8 @@ fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
     }
 }
 
-/// Whether the link of a GPU with this sample is under load. A worker may be suspended or have ended, and an idle GPU lowers
-/// the generation to save power.
+/// Whether the link of a GPU with this sample is under load. A worker may be suspended or have
+/// ended, and an idle GPU lowers the generation to save power.
 fn is_working(sample: &SensorSample) -> bool {
     sample
         .utilization_percent

@@ -45,7 +45,8 @@ fn options(folder: &Path, script: &str) -> ProbeOptions {
     }
 }
 
-/// Written by a process of its own: a file that any other thread's child still holds open cannot be executed.
+/// Written by a process of its own: a file that any other thread's child still holds open cannot be
+/// executed.
 fn write_program(path: &Path, text: &str) {
     let mut writer = Command::new("/bin/sh")
         .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
@@ -233,8 +234,8 @@ fn a_missing_program_is_said() {
     );
 }
 
-/// What is told of a GPU at rest gets it ready for work, once; a worker that starts again must not take that work for
-/// somebody else's.
+/// What is told of a GPU at rest gets it ready for work, once; a worker that starts again must not
+/// take that work for somebody else's.
 #[test]
 fn a_gpu_that_may_be_at_work_is_not_read_at_rest_again() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -1,7 +1,7 @@
 //! `gpu-validator worker watch`: reads again and again who uses the GPUs, and how they are.
 //!
-//! Memory is read at a high rate, since that is cheap; the process lists once a second, since each read holds the driver's locks,
-//! and every 20 ms for a moment when the parent requests it.
+//! Memory is read at a high rate, since that is cheap; the process lists once a second, since each
+//! read holds the driver's locks, and every 20 ms for a moment when the parent requests it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, Write as _};
@@ -26,7 +26,8 @@ const MEMORY_POLL_AT_REST: Duration = Duration::from_millis(100);
 /// A reading is reported at this interval though nothing changed.
 const REPORT: Duration = Duration::from_millis(100);
 /// Poll interval of the process lists, and that after a request, for so long.
-// Source: 4.5 ms a call; forty a second kept a global lock for 10 of 15 s (flightlessmango/MangoHud#2104).
+// Source: 4.5 ms a call; forty a second kept a global lock for 10 of 15 s
+// (flightlessmango/MangoHud#2104).
 const LISTS_POLL: Duration = Duration::from_secs(1);
 const LISTS_POLL_CLOSE: Duration = Duration::from_millis(20);
 const CLOSE_LOOK: Duration = Duration::from_secs(2);

@@ -63,8 +63,8 @@ impl NvmlWorker {
         output.nvml("cuda_driver_version", &reading(cuda, driver));
         let count = nvml.device_count(&calls);
         output.nvml("gpu_count", &reading(count.clone(), driver));
-        // One after another: the driver serves calls behind locks on which callers spin (BENCHMARKS.md), and a hang or crash is
-        // that of the call that was announced last.
+        // One after another: the driver serves calls behind locks on which callers spin
+        // (BENCHMARKS.md), and a hang or crash is that of the call that was announced last.
         let gpus = (0..count.unwrap_or(0)).filter(|index| !self.finished.contains(index));
         // What gets ready to work a GPU waits for this, and the rest takes ten times as long.
         let opened = gpus.filter(|index| {
@@ -117,7 +117,8 @@ fn load(output: &Output) -> Option<NvmlLibrary> {
     }
 }
 
-/// Whether NVML has a handle for this GPU, which `read` then gets. Without one nothing more is asked about it.
+/// Whether NVML has a handle for this GPU, which `read` then gets. Without one nothing more is
+/// asked about it.
 fn with_gpu(
     nvml: &NvmlLibrary,
     index: u32,

@@ -1,8 +1,9 @@
-//! The allocation test: many worker processes share GPUs, some are killed, one requests too much, and nothing may be left.
+//! The allocation test: many worker processes share GPUs, some are killed, one requests too much,
+//! and nothing may be left.
 //!
-//! Phases run one after another: steady work of all workers, one GPU against all, a request above what is free, and SIGKILL at
-//! random moments. A GPU whose steady workers did not all end well and right takes no part in the later phases: it would only
-//! fail or hang again, for as long.
+//! Phases run one after another: steady work of all workers, one GPU against all, a request above
+//! what is free, and SIGKILL at random moments. A GPU whose steady workers did not all end well and
+//! right takes no part in the later phases: it would only fail or hang again, for as long.
 
 mod crew;
 mod leftovers;
@@ -27,16 +28,18 @@ use view::View;
 
 /// Workers for each GPU where no number is given: the fewest that share it.
 const WORKERS_A_GPU: u32 = 2;
-/// The later phases take a part of the steady phase each, within these limits: long enough for some hundred operations, and
-/// short enough to be a part of a run.
+/// The later phases take a part of the steady phase each, within these limits: long enough for some
+/// hundred operations, and short enough to be a part of a run.
 const LATER_PHASE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 const PARTS_OF_STEADY: u32 = 6;
-/// What an oversubscribing request exceeds the free memory by. More than a context frees when it ends (0.3 to 0.6 GiB,
-/// BENCHMARKS.md), so that the end of a process does not make it one that fits.
+/// What an oversubscribing request exceeds the free memory by. More than a context frees when it
+/// ends (0.3 to 0.6 GiB, BENCHMARKS.md), so that the end of a process does not make it one that
+/// fits.
 const EXCESS_BYTES: u64 = 1 << 30;
 /// Requests of the worker that oversubscribes.
 const EXCESSIVE_REQUESTS: u64 = 3;
-/// Part of the phase in which workers are killed, so that all of them still work when their moment comes.
+/// Part of the phase in which workers are killed, so that all of them still work when their moment
+/// comes.
 const KILLED_BY: f64 = 0.8;
 /// Time limit in which everything is back to what was before.
 // Source: this project's requirement; the driver frees the memory of a killed process within 1 s.

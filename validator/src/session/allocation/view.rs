@@ -1,4 +1,5 @@
-//! Who uses the GPUs while the allocation test runs, from a process that reads NVML again and again.
+//! Who uses the GPUs while the allocation test runs, from a process that reads NVML again and
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -104,7 +105,8 @@ impl View {
         lists.any(|it| it.contains(&pid))
     }
 
-    /// Ends the process. Returns every process that was listed, by GPU, and why the view ended early, if it did.
+    /// Ends the process. Returns every process that was listed, by GPU, and why the view ended
+    /// early, if it did.
     pub(super) fn finish(&mut self) -> (BTreeMap<String, BTreeSet<u32>>, Option<String>) {
         let trouble = self.trouble();
         self.is_over.store(true, Ordering::Release);

@@ -1,7 +1,8 @@
 //! What shows a CUDA process before NVML lists it: the open of `/dev/nvidia-uvm`.
 //!
-//! inotify reports it at once, but not through a node that a container runtime made by mknod; the module's reference count works
-//! through containers, but misses opens that are shorter than its poll interval. Neither names a process.
+//! inotify reports it at once, but not through a node that a container runtime made by mknod; the
+//! module's reference count works through containers, but misses opens that are shorter than its
+//! poll interval. Neither names a process.
 
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt as _;

@@ -1,7 +1,8 @@
 //! The sentinel: works idle GPUs, and yields them at once when another process comes.
 //!
-//! Detectors, workers and requests are events of one channel. The loop hands them to [`validator_core::sentinel::policy`] and
-//! passes its orders on. Nothing that can block is between an event and its order: files are written after the orders.
+//! Detectors, workers and requests are events of one channel. The loop hands them to
+//! [`validator_core::sentinel::policy`] and passes its orders on. Nothing that can block is between
+//! an event and its order: files are written after the orders.
 
 mod detectors;
 mod nvml;
@@ -437,7 +438,8 @@ impl Sentinel<'_> {
         }
     }
 
-    /// Hands an observation to the policy, and passes the orders on. `at_s` is the time of what was observed.
+    /// Hands an observation to the policy, and passes the orders on. `at_s` is the time of what was
+    /// observed.
     fn observe(&mut self, observation: Observation, at_s: Option<f64>) {
         let now = self.now();
         let Reaction {

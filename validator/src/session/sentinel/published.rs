@@ -1,4 +1,5 @@
-//! What the sentinel publishes: its status in the runtime folder, the status file, the metrics file, its log lines.
+//! What the sentinel publishes: its status in the runtime folder, the status file, the metrics
+//! file, its log lines.
 
 use std::collections::BTreeMap;
 use std::path::Path;

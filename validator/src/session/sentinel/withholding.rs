@@ -100,7 +100,8 @@ pub(super) fn follow_scheduler(
     });
 }
 
-/// The owner of a GPU, by device ids: UUIDs, with `::N` for a replica. An id of another form may be any GPU.
+/// The owner of a GPU, by device ids: UUIDs, with `::N` for a replica. An id of another form may be
+/// any GPU.
 pub(super) fn owner_of(given: &BTreeMap<String, String>, uuid: &str) -> Option<String> {
     let is_uuid = |id: &str| id.starts_with("GPU-") || id.starts_with("MIG-");
     let names = |id: &str| !is_uuid(id) || id.split("::").next() == Some(uuid);

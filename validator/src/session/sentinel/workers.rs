@@ -1,4 +1,5 @@
-//! The workers of a sentinel: one process a GPU, which works, falls silent and ends as it is ordered to.
+//! The workers of a sentinel: one process a GPU, which works, falls silent and ends as it is
+//! ordered to.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! The driver call in which a worker is, so that one that hangs is ended with its name.
 //!
-//! A report for each call would cost more than the call. A thread reports the call only when it has lasted for a while.
+//! A report for each call would cost more than the call. A thread reports the call only when it has
+//! lasted for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use crate::worker::protocol::Reporter;
 
-/// Longer than any call of an operation takes on a healthy GPU, and shorter than the silence after which the parent takes a worker
-/// for hung, also in tests that scale it down.
+/// Longer than any call of an operation takes on a healthy GPU, and shorter than the silence after
+/// which the parent takes a worker for hung, also in tests that scale it down.
 const LONG: Duration = Duration::from_millis(250);
 const CALLS: [&str; 4] = [
     "cuMemAlloc_v2",

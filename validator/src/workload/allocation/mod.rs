@@ -1,8 +1,9 @@
 //! The allocation test's work: allocate, compute, verify, free, and again.
 //!
-//! Each operation allocates the worker's memory, writes a pattern that no other worker and no other operation has, compares every
-//! word on the device, and frees the memory. Before an operation frees its memory it leaves marks there; an allocation that
-//! holds the mark of another worker has received that worker's data.
+//! Each operation allocates the worker's memory, writes a pattern that no other worker and no other
+//! operation has, compares every word on the device, and frees the memory. Before an operation
+//! frees its memory it leaves marks there; an allocation that holds the mark of another worker has
+//! received that worker's data.
 
 mod current_call;
 mod mark;

@@ -1,11 +1,13 @@
 //! What `check.ptx` must write: the same arithmetic on the host, bit for bit.
 
-/// Threads of one block of `gpu_validator_check`; a thread takes a value from another thread of its block.
+/// Threads of one block of `gpu_validator_check`; a thread takes a value from another thread of its
+/// block.
 pub(crate) const CHECK_KERNEL_BLOCK_THREADS: u32 = 256;
 
 /// The value that `gpu_validator_check(out, n, seed)` leaves in `out[index]`.
 ///
-/// The kernel computes whole blocks, also where `n` ends inside one, so the value does not depend on `n`.
+/// The kernel computes whole blocks, also where `n` ends inside one, so the value does not depend
+/// on `n`.
 #[must_use]
 pub(crate) fn check_kernel_expected(index: u32, seed: u32) -> u32 {
     let own = after_shared_memory(index, seed);
@@ -33,7 +35,8 @@ fn before_shared_memory(index: u32, seed: u32) -> u32 {
     (word ^ low).wrapping_add(high)
 }
 
-/// The exchange through shared memory: thread t of a block adds the value of thread (5 t + 17) mod 256.
+/// The exchange through shared memory: thread t of a block adds the value of thread (5 t + 17)
+/// mod 256.
 fn after_shared_memory(index: u32, seed: u32) -> u32 {
     let thread = index % CHECK_KERNEL_BLOCK_THREADS;
     let block_start = index - thread;

@@ -1,4 +1,5 @@
-//! The check kernel: a small embedded PTX program whose every result word is compared with the host's own.
+//! The check kernel: a small embedded PTX program whose every result word is compared with the
+//! host's own.
 //!
 //! It needs nothing on the machine but the driver.
 
@@ -15,12 +16,15 @@ use crate::worker::protocol::Reporter;
 
 const PTX: &str = include_str!("check.ptx");
 const KERNEL: &str = "gpu_validator_check";
-/// Blocks for each SM: with 256 threads each, eight fill an SM, so that every SM gets work even if others are quicker.
+/// Blocks for each SM: with 256 threads each, eight fill an SM, so that every SM gets work even if
+/// others are quicker.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
-/// What the memory holds before, so that a kernel that wrote nothing is seen to have written nothing.
+/// What the memory holds before, so that a kernel that wrote nothing is seen to have written
+/// nothing.
 const POISON: u32 = 0xdead_beef;
 const EXAMPLES_MAXIMUM: usize = 8;
-/// `gpu-validator worker cuda-kernel --gpu UUID`. If it `is_alone` it can open no other GPU's device node.
+/// `gpu-validator worker cuda-kernel --gpu UUID`. If it `is_alone` it can open no other GPU's
+/// device node.
 pub(crate) fn run_worker(uuid: &str, is_alone: bool) -> Attempt {
     let reporter = Reporter::new();
     let device = match (device_with(uuid, &reporter), is_alone) {
@@ -75,7 +79,8 @@ fn seed() -> u32 {
     since_epoch.subsec_nanos() ^ std::process::id().rotate_left(16)
 }
 
-/// The host's own words, by as many threads as there are processors, since there are some 100,000 to a million.
+/// The host's own words, by as many threads as there are processors, since there are some 100,000
+/// to a million.
 fn expected_words(count: u32, seed: u32) -> Vec<u32> {
     let threads = std::thread::available_parallelism().map_or(1, |it| it.get().min(4));
     let mut words = vec![0; count as usize];

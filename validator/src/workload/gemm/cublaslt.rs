@@ -86,8 +86,8 @@ impl Surroundings {
         folders
     }
 
-    /// The library's files, the newest version first, each once however many links lead to it. Names without a folder are
-    /// for the loader's own search.
+    /// The library's files, the newest version first, each once however many links lead to it.
+    /// Names without a folder are for the loader's own search.
     pub(crate) fn candidates(&self) -> Vec<PathBuf> {
         let mut seen = BTreeSet::new();
         let mut found: Vec<(Vec<u32>, PathBuf)> = Vec::new();
@@ -120,7 +120,8 @@ impl Surroundings {
     }
 }
 
-/// `libcublasLt.so.13.1.0.3` gives 13, 1, 0, 3. The name without a version is a link for compilers, beside one with it.
+/// `libcublasLt.so.13.1.0.3` gives 13, 1, 0, 3. The name without a version is a link for compilers,
+/// beside one with it.
 fn version_in_name(name: &str) -> Option<Vec<u32>> {
     let version = name.strip_prefix("libcublasLt.so.")?;
     version.split('.').map(|part| part.parse().ok()).collect()
@@ -157,7 +158,8 @@ fn matching(pattern: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The newest copy that works on this GPU, or in one line why there is none. The calling thread must have a context.
+/// The newest copy that works on this GPU, or in one line why there is none. The calling thread
+/// must have a context.
 pub(crate) fn find() -> Result<Rc<Cublaslt>, String> {
     let mut failures = Vec::new();
     let by_the_loader = |path: &Path| path.parent() == Some(Path::new(""));

@@ -3,8 +3,8 @@
 use crate::cuda::{Context, CudaFailure, Module};
 
 /// Answers of a driver that does not take an image, where another may do.
-// Source: cuda.h, CUDA_ERROR_INVALID_IMAGE, …NO_BINARY_FOR_GPU, …INVALID_PTX, …JIT_COMPILER_NOT_FOUND,
-// …UNSUPPORTED_PTX_VERSION, …JIT_COMPILATION_DISABLED.
+// Source: cuda.h, CUDA_ERROR_INVALID_IMAGE, …NO_BINARY_FOR_GPU, …INVALID_PTX,
+// …JIT_COMPILER_NOT_FOUND, …UNSUPPORTED_PTX_VERSION, …JIT_COMPILATION_DISABLED.
 const IMAGE_REFUSED: [u32; 6] = [200, 209, 218, 221, 222, 223];
 
 /// One source file's kernels.
@@ -34,7 +34,8 @@ impl std::fmt::Display for Image {
     }
 }
 
-/// A deflated cubin and the compute capability that it is built for; newer minor versions of the same major one run it, too.
+/// A deflated cubin and the compute capability that it is built for; newer minor versions of the
+/// same major one run it, too.
 type Cubin = ((u32, u32), &'static [u8]);
 
 /// A file of `workload/gemm/built`, deflated by `build.rs`.
@@ -110,7 +111,8 @@ impl Family {
         }
     }
 
-    /// The images to try, in their order: cubins need no translation, which takes the driver a second and more.
+    /// The images to try, in their order: cubins need no translation, which takes the driver a
+    /// second and more.
     fn images(self, capability: (u32, u32)) -> Vec<&'static [u8]> {
         if !self.runs_on(capability) {
             return Vec::new();

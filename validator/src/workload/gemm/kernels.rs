@@ -147,7 +147,8 @@ impl<'m, 'c, 'a> Support<'m, 'c, 'a> {
         self.verify_strips.launch(self.striding, &arguments)
     }
 
-    /// Writes the checksums of `strips` strips of memory, taken as rows of 256 words, to `checksums`.
+    /// Writes the checksums of `strips` strips of memory, taken as rows of 256 words, to
+    /// `checksums`.
     pub(super) fn checksums_of_memory(
         &self,
         address: u64,
@@ -462,8 +463,8 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
         ]))))
     }
 
-    /// Multiplies into the memory at offset `result`. `map` is the offset where the multiprocessors are noted. A kernel
-    /// that verifies compares the result of product `verified` meanwhile.
+    /// Multiplies into the memory at offset `result`. `map` is the offset where the multiprocessors
+    /// are noted. A kernel that verifies compares the result of product `verified` meanwhile.
     pub(super) fn multiply(
         &self,
         operands: &Operands,
@@ -510,7 +511,8 @@ impl GemmKernel<'_, '_, '_> {
         let columns = shape.side / tile.1;
         let grid = match self.family {
             Family::Sm70 => (columns, rows),
-            // Pairs of blocks share their columns; as many pairs as there is room for, each doing tile after tile.
+            // Pairs of blocks share their columns; as many pairs as there is room for, each doing
+            // tile after tile.
             Family::Sm90a => {
                 let pairs = (shape.side / 256) * columns;
                 (2 * (self.multiprocessors / 2).min(pairs).max(1), 1)

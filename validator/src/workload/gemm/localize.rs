@@ -1,4 +1,5 @@
-//! What is behind a strip whose checksum is wrong: which elements, which bits, and whether memory or arithmetic did it.
+//! What is behind a strip whose checksum is wrong: which elements, which bits, and whether memory
+//! or arithmetic did it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +32,8 @@ pub(super) struct Localized {
 }
 
 impl Localizer<'_, '_, '_, '_> {
-    /// Looks behind the records of products since `first_product`. Of `examples_wanted` the products are computed again.
+    /// Looks behind the records of products since `first_product`. Of `examples_wanted` the
+    /// products are computed again.
     pub(super) fn look(
         &self,
         records: &[Record],
@@ -50,7 +52,8 @@ impl Localizer<'_, '_, '_, '_> {
         Ok(found)
     }
 
-    /// The strips of a result that are wrong when they are read again; `None` when they are too many to be listed.
+    /// The strips of a result that are wrong when they are read again; `None` when they are too
+    /// many to be listed.
     fn still_wrong(&self, product: u64) -> Result<Option<BTreeSet<(u32, u32)>>, CudaFailure> {
         let at = self.layout.strip_report;
         report::clear(self.arena, at)?;

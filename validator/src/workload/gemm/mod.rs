@@ -1,5 +1,5 @@
-//! Verified matrix products: with nothing but the driver by the kernels of `KERNELS.md`, or by cuBLASLt, and what the host
-//! does around them.
+//! Verified matrix products: with nothing but the driver by the kernels of `KERNELS.md`, or by
+//! cuBLASLt, and what the host does around them.
 
 pub(crate) mod cublaslt;
 pub(crate) mod images;

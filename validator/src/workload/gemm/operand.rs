@@ -1,4 +1,5 @@
-//! What `generate_operand` writes, on the host: the same bits for the same type, mode, seed and index.
+//! What `generate_operand` writes, on the host: the same bits for the same type, mode, seed and
+//! index.
 
 /// Type of an operand's elements; the discriminant is the kernels' `type` parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,8 @@ impl OperandType {
         }
     }
 
-    /// Bits of the stored mantissa that are used, bias of the exponent, and width of the pattern they make.
+    /// Bits of the stored mantissa that are used, bias of the exponent, and width of the pattern
+    /// they make.
     const fn format(self) -> (u32, u64, u32) {
         match self {
             Self::F64 => (52, 1023, 64),

@@ -1,5 +1,5 @@
-//! Operands and copies, verified apart from the products that use them: a wrong operand gives a product that is consistent
-//! with itself.
+//! Operands and copies, verified apart from the products that use them: a wrong operand gives a
+//! product that is consistent with itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,10 +11,12 @@ use super::strip::{STRIP_ROWS, STRIP_WORDS, strip_checksum};
 use crate::cuda::{CudaFailure, DeviceMemory};
 use validator_core::facts::CopyProof;
 
-/// 32-bit words of a strip, which lies in one piece in memory that is taken as rows of [`STRIP_WORDS`] words.
+/// 32-bit words of a strip, which lies in one piece in memory that is taken as rows of
+/// [`STRIP_WORDS`] words.
 const WORDS: usize = STRIP_ROWS * STRIP_WORDS;
-/// Of exact operands, which are used for two products, one strip in so many is compared; of random ones, which the whole burn
-/// multiplies, every strip. A strip takes the host some 15 microseconds; this project's choice.
+/// Of exact operands, which are used for two products, one strip in so many is compared; of random
+/// ones, which the whole burn multiplies, every strip. A strip takes the host some 15 microseconds;
+/// this project's choice.
 const EXACT_STRIPS_STEP: usize = 16;
 /// Strips that are copied to the GPU and back: 1 MiB.
 const COPIED_STRIPS: u64 = 64;
@@ -109,8 +111,8 @@ fn strip_of_operand(operand: OperandType, mode: OperandMode, seed: u64, strip: u
     words.map(|it| u32::from_le_bytes(*it)).collect()
 }
 
-/// Copies words that the host knows to the GPU and back, and words that the GPU generated to the host. `arena` must hold 4 MiB,
-/// else nothing is proved.
+/// Copies words that the host knows to the GPU and back, and words that the GPU generated to the
+/// host. `arena` must hold 4 MiB, else nothing is proved.
 pub(crate) fn prove_copies(
     support: &Support<'_, '_, '_>,
     arena: &DeviceMemory<'_, '_>,

@@ -1,8 +1,8 @@
 //! How it is known that the reference is right, apart from the kernel that made it.
 //!
-//! Exact operands: Freivalds' check in FP64 without any tolerance, and whole rows that the host computes. Random operands:
-//! Freivalds' check within the rounding, and whole rows within the rounding. The checksums themselves are computed by the
-//! host, too, where it has the rows.
+//! Exact operands: Freivalds' check in FP64 without any tolerance, and whole rows that the host
+//! computes. Random operands: Freivalds' check within the rounding, and whole rows within the
+//! rounding. The checksums themselves are computed by the host, too, where it has the rows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,10 +14,12 @@ use crate::cuda::{CudaFailure, DeviceMemory};
 
 /// Rows of which the host computes elements.
 pub(super) const HOST_ROWS: usize = 2;
-/// Elements that it computes of each: of a long row one in so many, from a place that the seed chooses. Whole rows of 8192
-/// would cost two seconds of a processor, which a burn of ten seconds should leave to others.
+/// Elements that it computes of each: of a long row one in so many, from a place that the seed
+/// chooses. Whole rows of 8192 would cost two seconds of a processor, which a burn of ten seconds
+/// should leave to others.
 const HOST_COLUMNS: u32 = 256;
-/// Vectors of Freivalds' check of random operands: a wrong element that the first hides is seen by the second.
+/// Vectors of Freivalds' check of random operands: a wrong element that the first hides is seen by
+/// the second.
 pub(super) const FREIVALDS_VECTORS: u32 = 2;
 /// Added to the seed for B, so that the operands differ.
 const SEED_OF_B: u64 = 0x5851_F42D_4C95_7F2D;
@@ -50,8 +52,9 @@ fn element_tolerance(operand: OperandType) -> f64 {
     }
 }
 
-/// Freivalds' check of the result at offset `result` = A · Bᵀ with the signs of `seed`: the largest residual as a multiple of
-/// what is allowed; infinite where nothing is allowed, or nothing is finite.
+/// Freivalds' check of the result at offset `result` = A · Bᵀ with the signs of `seed`: the largest
+/// residual as a multiple of what is allowed; infinite where nothing is allowed, or nothing is
+/// finite.
 pub(super) fn freivalds(
     support: &Support<'_, '_, '_>,
     arena: &DeviceMemory<'_, '_>,
@@ -201,8 +204,8 @@ impl SampledRows {
         })
     }
 
-    /// Computes elements of the first rows on the host, unless told to stop. Elements compared, those that differ beyond the rounding,
-    /// and the largest difference as a multiple of it.
+    /// Computes elements of the first rows on the host, unless told to stop. Elements compared,
+    /// those that differ beyond the rounding, and the largest difference as a multiple of it.
     pub(super) fn compare(&self, stop: &AtomicBool) -> HostComparison {
         let shape = self.shape;
         let k = shape.k() as usize;
@@ -332,8 +335,8 @@ fn operand_value(operand: OperandType, bits: u64) -> f64 {
     }
 }
 
-/// A finite number of fewer than 17 bits: sign, exponent with this bias, and this many bits of mantissa. Subnormal numbers
-/// but zero do not occur in operands.
+/// A finite number of fewer than 17 bits: sign, exponent with this bias, and this many bits of
+/// mantissa. Subnormal numbers but zero do not occur in operands.
 fn small_float(encoded: u64, mantissa_bits: u32, bias: u64) -> f64 {
     let exponent_bits = if mantissa_bits == 10 { 5 } else { 4 };
     let sign = (encoded >> (mantissa_bits + exponent_bits)) & 1;

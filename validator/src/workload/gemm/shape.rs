@@ -8,11 +8,12 @@ pub(super) const REPORT_CAPACITY: u32 = 1024;
 const REPORT_BYTES: u64 = 32 + 32 * REPORT_CAPACITY as u64;
 /// Kernels want buffers aligned to 256 bytes; pages of 4 KiB keep results apart.
 const ALIGNMENT_BYTES: u64 = 4096;
-/// Two batches in flight and the product before, of which none may be overwritten before it was looked at.
+/// Two batches in flight and the product before, of which none may be overwritten before it was
+/// looked at.
 pub(super) const RESULTS_MINIMUM: u64 = 4;
 
-/// Side of the square result and bytes of a row of an operand, from the smallest on. From the last but one on verification
-/// costs less than 2 % (NOTES.md).
+/// Side of the square result and bytes of a row of an operand, from the smallest on. From the last
+/// but one on verification costs less than 2 % (NOTES.md).
 pub(super) const LADDER: [(u32, u32); 7] = [
     (256, 256),
     (512, 1024),
@@ -64,7 +65,8 @@ impl Shape {
         self.result_bytes() / 4 / (STRIP_ROWS * STRIP_WORDS) as u64
     }
 
-    /// A word that no element of a result has: a NaN, or an integer below every sum that [`K_MAXIMUM`] allows.
+    /// A word that no element of a result has: a NaN, or an integer below every sum that
+    /// [`K_MAXIMUM`] allows.
     pub(crate) fn poison_word(self) -> u32 {
         match self.operand {
             OperandType::S8 => 0x8000_0000,
@@ -72,8 +74,8 @@ impl Shape {
         }
     }
 
-    /// Strips of an operand's memory, taken as rows of [`STRIP_WORDS`] words. Sides are multiples of 256 and rows of 128 bytes,
-    /// so that nothing is left over.
+    /// Strips of an operand's memory, taken as rows of [`STRIP_WORDS`] words. Sides are multiples
+    /// of 256 and rows of 128 bytes, so that nothing is left over.
     pub(crate) fn operand_strips(self) -> u64 {
         u64::from(self.side) * u64::from(self.k_bytes) / (4 * STRIP_ROWS * STRIP_WORDS) as u64
     }
@@ -103,7 +105,8 @@ pub(crate) struct Layout {
     /// The report of the products, and another for looking at single strips.
     pub(crate) report: u64,
     pub(crate) strip_report: u64,
-    /// Room for vectors of doubles: the random signs, the product of B with them, three of the result's rows.
+    /// Room for vectors of doubles: the random signs, the product of B with them, three of the
+    /// result's rows.
     pub(crate) signs: u64,
     pub(crate) product_of_b: u64,
     pub(crate) rows: [u64; 3],
@@ -161,9 +164,9 @@ impl Layout {
 
     /// Offset of the first word that is poisoned before this product is computed.
     ///
-    /// One word in each row of each strip: a product that is never computed fails in every strip, and a store that is lost
-    /// fails once its column is the poisoned one. The column moves with the product and with the round over the memory, so
-    /// that 256 rounds poison every word.
+    /// One word in each row of each strip: a product that is never computed fails in every strip,
+    /// and a store that is lost fails once its column is the poisoned one. The column moves with
+    /// the product and with the round over the memory, so that 256 rounds poison every word.
     pub(crate) fn poison(&self, product: u64) -> u64 {
         /// Odd, so that every column has its turn.
         const STEP: u64 = 97;

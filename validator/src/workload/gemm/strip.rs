@@ -6,8 +6,8 @@ pub(crate) const STRIP_ROWS: usize = 16;
 pub(crate) const STRIP_WORDS: usize = 256;
 /// Odd, so that a wrong word in any row changes its column's polynomial.
 const ROW_FACTOR: u32 = 0xD68C_F43B;
-/// Byte k of all rows is a Golomb ruler, shuffled: no two pairs of rows have the same difference, so that pairs of wrong
-/// words whose top bits cancel in the polynomial do not cancel here, too.
+/// Byte k of all rows is a Golomb ruler, shuffled: no two pairs of rows have the same difference,
+/// so that pairs of wrong words whose top bits cancel in the polynomial do not cancel here, too.
 const ROW_WEIGHTS: [u32; STRIP_ROWS] = [
     0x7E83_826A,
     0xF0F5_F482,
@@ -29,7 +29,8 @@ const ROW_WEIGHTS: [u32; STRIP_ROWS] = [
 
 /// Checksum of the strip that starts at `words[0]`, whose rows lie `pitch_words` apart.
 ///
-/// One or two wrong bits anywhere always change it, and so do three in a column; KERNELS.md says what else does.
+/// One or two wrong bits anywhere always change it, and so do three in a column; KERNELS.md says
+/// what else does.
 ///
 /// # Panics
 /// When `words` ends before the strip does.
@@ -69,8 +70,8 @@ impl Column {
     }
 }
 
-/// What a column's polynomial and its bytes count in the sum: hashed, so that regular patterns of wrong words do not cancel.
-/// The first is odd and at least 2^30.
+/// What a column's polynomial and its bytes count in the sum: hashed, so that regular patterns of
+/// wrong words do not cancel. The first is odd and at least 2^30.
 fn weights(column: u32) -> [u32; 2] {
     let mut hash = (column + 1).wrapping_mul(0x9E37_79B9);
     hash ^= hash >> 15;
@@ -101,8 +102,8 @@ mod tests {
         assert_eq!(strip_checksum(&strip(), STRIP_WORDS), 0x50A8_7F00_E8BF_07A3);
     }
 
-    /// What a flip of each bit of a column does to its polynomial (modulo 2^32) and to its bytes, when the bit was 0. A bit
-    /// that was 1 does the opposite.
+    /// What a flip of each bit of a column does to its polynomial (modulo 2^32) and to its bytes,
+    /// when the bit was 0. A bit that was 1 does the opposite.
     fn single_flips() -> Vec<(u32, i64)> {
         let mut flips = Vec::new();
         for row in 0..STRIP_ROWS {
@@ -157,7 +158,8 @@ mod tests {
         }
     }
 
-    /// Of all 2.8 thousand million ways to flip four bits of a column, 125 cancel, each for some of the bits' values only.
+    /// Of all 2.8 thousand million ways to flip four bits of a column, 125 cancel, each for some of
+    /// the bits' values only.
     #[test]
     fn few_four_flipped_bits_of_a_column_cancel() {
         let flips = single_flips();
@@ -183,7 +185,8 @@ mod tests {
         assert_eq!(cancelling.len(), 125);
     }
 
-    /// A column whose polynomial or bytes changed always changes the sum: |dp * w1 + dq * w2| < 2^64 with |dp| < 2^32,
+    /// A column whose polynomial or bytes changed always changes the sum: |dp * w1 + dq * w2| <
+    /// 2^64 with |dp| < 2^32,
     /// |dq| < 2^23 and w1 < 2^31, so it is 0 modulo 2^64 only where w1 / gcd divides dq, which is smaller.
     #[test]
     fn one_changed_column_changes_the_sum() {
@@ -214,7 +217,8 @@ mod tests {
         for column in 0..256 {
             let [weight, bytes_weight] = weights(column).map(i128::from);
             for (polynomial, bytes) in flips.iter().flat_map(|it| [*it, opposite(*it)]) {
-                // As a difference of two numbers of 32 bits a polynomial's change has one of two values.
+                // As a difference of two numbers of 32 bits a polynomial's change has one of two
+                // values.
                 let change = i128::from(polynomial);
                 for change in [change, change - (1 << 32)] {
                     let sum = change * weight + i128::from(bytes) * bytes_weight;
@@ -259,7 +263,8 @@ mod tests {
         }
     }
 
-    /// What broken hardware does: the same bits in all of several rows or columns, stuck bits, random words.
+    /// What broken hardware does: the same bits in all of several rows or columns, stuck bits,
+    /// random words.
     #[test]
     fn wrong_rows_columns_and_blocks_change_it() {
         let words = strip();

@@ -1,4 +1,5 @@
-//! Products of one precision, one after another over all of the memory, each verified in every element.
+//! Products of one precision, one after another over all of the memory, each verified in every
+//! element.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,17 +20,18 @@ use validator_core::facts::{PrecisionRun, ReferenceProof};
 
 type CudaResult<T> = Result<T, CudaFailure>;
 
-/// A product that takes longer is as large as it gets: the next one takes eight times as long or more, and a burn must stop
-/// within a second.
+/// A product that takes longer is as large as it gets: the next one takes eight times as long or
+/// more, and a burn must stop within a second.
 const PRODUCT_TO_GROW_S: f64 = 0.01;
 /// Launched at a time; two of these are under way, so that the GPU never waits for the host.
 const BATCH_S: f64 = 0.1;
 /// Products of the first batch of a trial.
 const TRIAL_BATCH: u64 = 16;
-/// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting is enough.
+/// Batches with wrong results that are looked into; of a GPU that computes nothing right, counting
+/// is enough.
 const LOCALIZATIONS_MAXIMUM: u32 = 16;
-/// How long after a change of engines a power is still the other's, in part: NVIDIA's instantaneous reading is renewed every
-/// tenth of a second.
+/// How long after a change of engines a power is still the other's, in part: NVIDIA's instantaneous
+/// reading is renewed every tenth of a second.
 // Source: BENCHMARKS.md, power readings of an H200.
 const POWER_SETTLES: Duration = Duration::from_millis(100);
 /// Fewer readings have no mean worth the name; this project's choice.
@@ -82,7 +84,8 @@ pub(crate) struct Moment<'r> {
 /// Listens to the burn after every batch; `false` asks it to stop.
 pub(crate) type Listener<'l> = dyn FnMut(Moment<'_>) -> bool + 'l;
 
-/// The largest product that the memory holds and the GPU computes quickly, and how long it takes, in seconds.
+/// The largest product that the memory holds and the GPU computes quickly, and how long it takes,
+/// in seconds.
 pub(crate) fn choose_layout(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
@@ -164,7 +167,8 @@ impl Trial {
         enough.then(|| self.power_sum_w / f64::from(self.power_readings))
     }
 
-    /// How far the mean may lie from what longer reading would give, in watts: its standard error, from how the readings vary.
+    /// How far the mean may lie from what longer reading would give, in watts: its standard error,
+    /// from how the readings vary.
     pub(crate) fn power_error_w(&self) -> f64 {
         let number = f64::from(self.power_readings).max(2.0);
         let of_squares = self.power_squares - self.power_sum_w * self.power_sum_w / number;
@@ -172,8 +176,8 @@ impl Trial {
     }
 }
 
-/// Multiplies random operands for `duration` without looking at results, and reads the power under way. `None` where products
-/// of this size cannot be computed.
+/// Multiplies random operands for `duration` without looking at results, and reads the power under
+/// way. `None` where products of this size cannot be computed.
 pub(crate) fn try_out(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     gemm: &Gemm<'_, '_, '_>,
@@ -194,7 +198,8 @@ pub(crate) fn try_out(
         reason = "a number of products"
     )]
     let most = ((BATCH_S / product_s.max(1e-6)) as u64).clamp(1, layout.results_count);
-    // Launching may take longer than multiplying, so that batches grow only while the host keeps up.
+    // Launching may take longer than multiplying, so that batches grow only while the host keeps
+    // up.
     let mut batch = most.min(TRIAL_BATCH);
     let mut number = 0;
     let started = Instant::now();
@@ -242,8 +247,8 @@ impl Trial {
     }
 }
 
-/// Multiplies by `gemm` for as long as is asked, and writes what is seen into `run` as it goes. `second` multiplies exact
-/// operands once, too.
+/// Multiplies by `gemm` for as long as is asked, and writes what is seen into `run` as it goes.
+/// `second` multiplies exact operands once, too.
 pub(crate) fn run(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     (gemm, second): (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
@@ -269,7 +274,8 @@ pub(crate) fn run(
         });
         let swept = Sweeper::new(gpu, gemm, &layout, &operands, product_s, asked)
             .and_then(|mut sweeper| sweeper.sweep(run, listener));
-        // A run that was asked to stop does not wait for the host's rows; one that went its time does.
+        // A run that was asked to stop does not wait for the host's rows; one that went its time
+        // does.
         if !matches!(swept, Ok(true)) {
             stop.store(true, Ordering::Relaxed);
         }
@@ -291,14 +297,15 @@ pub(crate) fn run(
     })
 }
 
-/// What the host compares while the GPU burns: rows of a reference, and the operands that it was made of.
+/// What the host compares while the GPU burns: rows of a reference, and the operands that it was
+/// made of.
 struct Established {
     rows: SampledRows,
     operands: OperandChecksums,
 }
 
-/// Makes the reference and proves it: first with exact operands, which the second engine multiplies, too, then with the
-/// random ones that are used from then on.
+/// Makes the reference and proves it: first with exact operands, which the second engine
+/// multiplies, too, then with the random ones that are used from then on.
 fn establish_reference(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     (gemm, second): (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
@@ -348,7 +355,8 @@ fn is_right(
     Ok(worst <= 1.0)
 }
 
-/// Has the second engine multiply the same exact operands: its product must have the reference's bits.
+/// Has the second engine multiply the same exact operands: its product must have the reference's
+/// bits.
 fn compare_engines(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     second: &Gemm<'_, '_, '_>,
@@ -424,8 +432,8 @@ fn tflops(operations: f64, products: u64, seconds: f64) -> f64 {
     operations * products as f64 / seconds / 1e12
 }
 
-/// The time of a burn, which stands still while this process does: the GPU has nothing to do then, and what was asked for is
-/// that much work.
+/// The time of a burn, which stands still while this process does: the GPU has nothing to do then,
+/// and what was asked for is that much work.
 struct BurnClock {
     begun: Instant,
     watch: SuspensionWatch,
@@ -593,7 +601,8 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         let arena = self.gpu.arena.address();
         let place = (self.layout.result(product), Some(self.layout.map(product)));
         let before = product.checked_sub(1).filter(|_| self.gemm.verifies());
-        // Without poison, a launch that succeeds and writes nothing leaves the right result of the round before.
+        // Without poison, a launch that succeeds and writes nothing leaves the right result of the
+        // round before.
         self.gpu.arena.set_words(
             self.layout.poison(product),
             Layout::POISON_PITCH_BYTES,

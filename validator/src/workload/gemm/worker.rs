@@ -63,24 +63,28 @@ const ALLOCATIONS_MAXIMUM: u32 = 25;
 const WORKSPACE_BYTES: u64 = 32 << 20;
 /// How long each of two engines is tried.
 const TRIAL: Duration = Duration::from_secs(1);
-/// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the GPU up to its power
-/// limit; after that none comes before the other on the whole.
+/// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the
+/// GPU up to its power limit; after that none comes before the other on the whole.
 const TRIAL_PARTS: [(usize, bool); 5] = [(0, false), (1, true), (0, true), (0, true), (1, true)];
-/// Powers that differ by less are the same. Engines that both reach the power limit differ in their rate alone.
-// Source: BENCHMARKS.md: both engines of one H200 and of others drew 690 to 696 W, 0.9 %; twice that.
+/// Powers that differ by less are the same. Engines that both reach the power limit differ in their
+/// rate alone.
+// Source: BENCHMARKS.md: both engines of one H200 and of others drew 690 to 696 W, 0.9 %; twice
+// that.
 const SAME_POWER: f64 = 0.02;
-/// And so are powers that differ by less than so many standard errors of their difference: under the power limit single readings
-/// lie up to a third from their mean.
-// Source: BENCHMARKS.md, power readings of an H200; three standard errors is the usual bound, one in 370 by chance.
+/// And so are powers that differ by less than so many standard errors of their difference: under
+/// the power limit single readings lie up to a third from their mean.
+// Source: BENCHMARKS.md, power readings of an H200; three standard errors is the usual bound, one
+// in 370 by chance.
 const SAME_POWER_ERRORS: f64 = 3.0;
-/// cuBLASLt is taken for its rate from this lead on: GPUs of one node should choose alike, since they are compared with one
-/// another bit by bit.
-// Source: BENCHMARKS.md: in trials of BF16 the rates differed by up to 4.4 % (667.3 and 696.5 TFLOP/s) where longer burns saw no
-// difference; twice that. Where cuBLASLt is faster it is so by far: on GPUs older than Hopper, by what NOTES.md has for the sm_80 kernels.
+/// cuBLASLt is taken for its rate from this lead on: GPUs of one node should choose alike, since
+/// they are compared with one another bit by bit.
+// Source: BENCHMARKS.md: in trials of BF16 the rates differed by up to 4.4 % (667.3 and 696.5
+// TFLOP/s) where longer burns saw no difference; twice that. Where cuBLASLt is faster it is so by
+// far: on GPUs older than Hopper, by what NOTES.md has for the sm_80 kernels.
 const CLEAR_LEAD: f64 = 0.09;
 
-/// `gpu-validator worker burn --task JSON`. If it `is_alone` it can open no other GPU's device node; what came of an attempt
-/// to work so is `alone_failed`.
+/// `gpu-validator worker burn --task JSON`. If it `is_alone` it can open no other GPU's device
+/// node; what came of an attempt to work so is `alone_failed`.
 pub(crate) fn run_worker(task: &str, is_alone: bool, alone_failed: Option<String>) -> Attempt {
     let reporter = Reporter::new();
     let mut worker = Worker::new(&reporter);
@@ -227,8 +231,9 @@ impl<'t> Worker<'t> {
         Ok(())
     }
 
-    /// Waits for the word to begin, if that is asked for. Until then SIGTERM ends the process wherever it is, since nothing
-    /// is measured that would be lost; from then on it asks for an end.
+    /// Waits for the word to begin, if that is asked for. Until then SIGTERM ends the process
+    /// wherever it is, since nothing is measured that would be lost; from then on it asks for an
+    /// end.
     fn may_begin(&mut self, standby: bool) -> bool {
         if standby {
             self.reporter.step(STANDING_BY);
@@ -251,7 +256,8 @@ impl<'t> Worker<'t> {
 
     /// What was asked for and this GPU has; what it does not have is noted.
     fn precisions_for(&mut self, task: &BurnTask, capability: (u32, u32)) -> Vec<Precision> {
-        // Tensor cores heat a GPU most: BF16 drew the power limit of every GPU that has it (NOTES.md).
+        // Tensor cores heat a GPU most: BF16 drew the power limit of every GPU that has it
+        // (NOTES.md).
         let hottest = if capability >= (8, 0) {
             Precision::Bf16
         } else {
@@ -413,7 +419,8 @@ impl<'t> Worker<'t> {
         Ok(None)
     }
 
-    /// Which of the two engines multiplies, and how large. `None` where neither can, which is noted.
+    /// Which of the two engines multiplies, and how large. `None` where neither can, which is
+    /// noted.
     fn choose(
         &mut self,
         gpu: &BurningGpu<'_, '_, '_, '_>,
@@ -562,7 +569,8 @@ impl<'t> Worker<'t> {
         self.tell();
     }
 
-    /// The run's engine is that of its first precision; kernels of further families are added to it.
+    /// The run's engine is that of its first precision; kernels of further families are added to
+    /// it.
     fn name_engine(&mut self, engine: &BurnEngine) {
         if self.run.precisions.is_empty() {
             self.run.engine.clone_from(engine);
@@ -605,8 +613,8 @@ struct Chosen {
     layout: (super::shape::Layout, f64),
 }
 
-/// The better of two engines, and by what. The embedded kernels need nothing but the driver, so that they are taken where
-/// the other is not clearly better.
+/// The better of two engines, and by what. The embedded kernels need nothing but the driver, so
+/// that they are taken where the other is not clearly better.
 fn better_of(kernels: &Trial, library: &Trial) -> (EngineChoice, &'static str) {
     let error_w = kernels.power_error_w().hypot(library.power_error_w());
     if let (Some(of_kernels), Some(of_library)) = (kernels.power_w(), library.power_w())

@@ -1,4 +1,5 @@
-//! The kernels that write a pattern to a GPU's memory and compare it, with the words in which they count.
+//! The kernels that write a pattern to a GPU's memory and compare it, with the words in which they
+//! count.
 
 use std::ffi::CStr;
 
@@ -110,8 +111,8 @@ impl<'g> PatternKernels<'g> {
         Ok(self.module.kernel(kernel, 0)?.launch(shape, &arguments)?)
     }
 
-    /// Waits for a launch that wrote, and returns how many of two words the host finds wrong: a kernel that does nothing would
-    /// agree with another one that does nothing.
+    /// Waits for a launch that wrote, and returns how many of two words the host finds wrong: a
+    /// kernel that does nothing would agree with another one that does nothing.
     pub(in crate::workload) fn unwritten(
         &self,
         memory: &DeviceMemory<'_, '_>,

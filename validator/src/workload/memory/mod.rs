@@ -1,7 +1,9 @@
-//! The memory test: writes a pattern to the free memory of its GPUs, and compares every word on the device.
+//! The memory test: writes a pattern to the free memory of its GPUs, and compares every word on the
+//! device.
 //!
-//! A pass writes all of the memory before it compares any of it, so that caches hold nothing of what is read; then it does the
-//! same with every bit inverted. Memory is allocated and worked in chunks, so that a worker stops within milliseconds.
+//! A pass writes all of the memory before it compares any of it, so that caches hold nothing of
+//! what is read; then it does the same with every bit inverted. Memory is allocated and worked in
+//! chunks, so that a worker stops within milliseconds.
 
 mod kernels;
 mod pattern;

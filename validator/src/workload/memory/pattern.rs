@@ -17,7 +17,8 @@ mod tests {
 
     #[test]
     fn is_splitmix64_and_its_inverse_has_no_bit_in_common() {
-        // Source: the reference implementation's first outputs for seed 0, <https://prng.di.unimi.it/splitmix64.c>.
+        // Source: the reference implementation's first outputs for seed 0,
+        // <https://prng.di.unimi.it/splitmix64.c>.
         assert_eq!(word(1, 0, 0), 0xE220_A839_7B1D_CDAF);
         assert_eq!(word(2, 0, 0), 0x6E78_9E6A_A1B9_65F4);
         assert_eq!(word(3, 0, 0), 0x06C4_5D18_8009_454F);

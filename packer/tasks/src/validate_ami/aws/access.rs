@@ -1,4 +1,5 @@
-//! How an instance is reached: by ssh inside a session of Systems Manager, with a key of the run's own.
+//! How an instance is reached: by ssh inside a session of Systems Manager, with a key of the run's
+//! own.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -83,7 +84,8 @@ impl Access {
     }
 }
 
-/// Removes what killed runs of this machine left. A run's name holds its process; one that was kept stays for its user.
+/// Removes what killed runs of this machine left. A run's name holds its process; one that was kept
+/// stays for its user.
 pub(super) fn remove_abandoned() {
     let Ok(entries) = std::fs::read_dir(workspace::target().join("validate-ami")) else {
         return;
@@ -109,8 +111,8 @@ impl Drop for Access {
     }
 }
 
-/// For cloud-init, in JSON, which is YAML. The timer comes first, in the earliest stage and at every boot: it powers the
-/// instance off, which ends it, because it was launched so.
+/// For cloud-init, in JSON, which is YAML. The timer comes first, in the earliest stage and at
+/// every boot: it powers the instance off, which ends it, because it was launched so.
 fn cloud_config(public_key: &str, time_limit_min: u32) -> String {
     let config = json!({
         "bootcmd": [[
@@ -133,8 +135,9 @@ fn cloud_config(public_key: &str, time_limit_min: u32) -> String {
 
 /// ssh takes the first value of an option, so what the user's configuration says comes before ours.
 ///
-/// The session ends in the instance that AWS knows by this id, and AWS has checked both ends of it. So the instance's new
-/// host key is taken at first sight, into a file of this run, and must then stay the same.
+/// The session ends in the instance that AWS knows by this id, and AWS has checked both ends of it.
+/// So the instance's new host key is taken at first sight, into a file of this run, and must then
+/// stay the same.
 fn configuration(folder: &Path, cli: &Cli, users: Option<&Path>) -> String {
     let folder = folder.display();
     let include = users

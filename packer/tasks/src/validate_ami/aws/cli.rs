@@ -121,7 +121,8 @@ impl Cli {
     }
 }
 
-/// Reads `An error occurred (Code) when calling the Operation operation: message`; anything else has no code.
+/// Reads `An error occurred (Code) when calling the Operation operation: message`; anything else
+/// has no code.
 fn refusal(call: &str, stderr: &str) -> Refusal {
     let text = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
     let coded = text

@@ -1,5 +1,5 @@
-//! One instance, from its launch to its end. Whatever ends our process in order ends the instance too; what a killed
-//! process leaves is found by its tags.
+//! One instance, from its launch to its end. Whatever ends our process in order ends the instance
+//! too; what a killed process leaves is found by its tags.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -117,8 +117,8 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The input of `ec2 run-instances`. Everything that makes the instance safe is said here and not left to defaults;
-    /// the launcher's policy refuses a call that leaves it out.
+    /// The input of `ec2 run-instances`. Everything that makes the instance safe is said here and
+    /// not left to defaults; the launcher's policy refuses a call that leaves it out.
     fn input(&self, subnet_id: &str) -> Value {
         let mut volume =
             json!({"Encrypted": true, "VolumeType": "gp3", "DeleteOnTermination": true});
@@ -133,7 +133,8 @@ impl Request<'_> {
             "InstanceType": self.instance_type,
             "MinCount": 1,
             "MaxCount": 1,
-            // Two calls with one token are one launch: the CLI repeats a call whose answer was lost.
+            // Two calls with one token are one launch: the CLI repeats a call whose answer was
+            // lost.
             "ClientToken": format!("{}/{}", self.tags.run, subnet_id.trim_start_matches("subnet-")),
             "SubnetId": subnet_id,
             "SecurityGroupIds": [self.foundation.security_group_id],
@@ -163,8 +164,8 @@ impl Request<'_> {
     }
 }
 
-/// An instance that ends with this value. It exists from before the call that launches it: when the answer is lost, the
-/// instance is found by the run's tag.
+/// An instance that ends with this value. It exists from before the call that launches it: when the
+/// answer is lost, the instance is found by the run's tag.
 #[derive(Debug)]
 pub(super) struct Instance<'a> {
     cli: &'a Cli,
@@ -227,7 +228,8 @@ impl<'a> Instance<'a> {
         self.done = true;
     }
 
-    /// Waits until ssh answers and the boot is over, so that first-boot validation does not share the GPUs with ours.
+    /// Waits until ssh answers and the boot is over, so that first-boot validation does not share
+    /// the GPUs with ours.
     pub(super) fn wait_until_ready(&self, configuration: &Path) -> anyhow::Result<()> {
         let id = self.id.as_deref().context("the instance has no id")?;
         let deadline = Instant::now() + READY_WITHIN;

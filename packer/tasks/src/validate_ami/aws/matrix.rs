@@ -1,4 +1,5 @@
-//! Several instance types side by side, and one verdict over them: their JUnit files in one, and a table.
+//! Several instance types side by side, and one verdict over them: their JUnit files in one, and a
+//! table.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -70,8 +71,8 @@ pub(super) fn exit_code(entries: &[Entry]) -> u8 {
     worst.unwrap_or(if codes.is_empty() { 2 } else { 0 })
 }
 
-/// Writes `matrix.junit.xml`, `matrix.json` and `matrix.md` beside the folders of the types. A type whose report cannot be
-/// merged is one that was not judged.
+/// Writes `matrix.junit.xml`, `matrix.json` and `matrix.md` beside the folders of the types. A type
+/// whose report cannot be merged is one that was not judged.
 pub(super) fn write(folder: &Folder, ami: &str, entries: &mut [Entry]) -> anyhow::Result<()> {
     let mut suites = Vec::new();
     for entry in &mut *entries {

@@ -39,7 +39,8 @@ pub(super) fn is_lack_of_quota(refusal: &Refusal) -> bool {
     code.is_some_and(|code| QUOTA_CODES.contains(&code))
 }
 
-/// Whether AWS has refused for good. A call that broke off, or broke on AWS's side, may have been carried out.
+/// Whether AWS has refused for good. A call that broke off, or broke on AWS's side, may have been
+/// carried out.
 pub(super) fn nothing_was_done(refusal: &Refusal) -> bool {
     let broke_off = [
         "InternalError",
@@ -91,7 +92,8 @@ const QUOTA_CODES: &[&str] = &[
     "MaxSpotInstanceCountExceeded",
 ];
 
-/// The first that fits counts. Codes from the list of EC2's API error codes, and from those of Systems Manager and STS.
+/// The first that fits counts. Codes from the list of EC2's API error codes, and from those of
+/// Systems Manager and STS.
 const ADVICE: &[Advice] = &[
     advice(
         QUOTA_CODES,

@@ -1,5 +1,6 @@
-//! The tags by which an instance is known: its only record, so that a run killed at any moment leaves nothing unknown.
-//! The policy and the sweeper in terraform/modules/validation-instance know the first two.
+//! The tags by which an instance is known: its only record, so that a run killed at any moment
+//! leaves nothing unknown. The policy and the sweeper in terraform/modules/validation-instance know
+//! the first two.
 
 use std::path::Path;
 
@@ -15,7 +16,8 @@ pub(super) const RUN: &str = "gpu-bringup.dev/validate-ami";
 /// When the instance may be ended by anybody, in UTC.
 pub(super) const DEADLINE: &str = "gpu-bringup.dev/terminate-after";
 
-/// The process that launched the instance: `host/boot/process id/start time`; for one that is kept, what outlives it.
+/// The process that launched the instance: `host/boot/process id/start time`; for one that is kept,
+/// what outlives it.
 pub(super) const STARTED_BY: &str = "gpu-bringup.dev/started-by";
 
 /// What the tags of a run hold.
@@ -71,8 +73,9 @@ pub(super) fn value<'a>(resource: &'a Value, key: &str) -> Option<&'a str> {
         .and_then(|tag| tag["Value"].as_str())
 }
 
-/// Whether nobody works with an instance any more: its deadline has passed, or the process that launched it was one of
-/// this machine and is gone. Without a readable deadline it counts as passed.
+/// Whether nobody works with an instance any more: its deadline has passed, or the process that
+/// launched it was one of this machine and is gone. Without a readable deadline it counts as
+/// passed.
 pub(super) fn is_leftover(resource: &Value, now: &str) -> bool {
     // Both are written by `date` in one form, in which the order of texts is that of times.
     let in_time = value(resource, DEADLINE)
@@ -142,7 +145,8 @@ fn read(path: &str) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// In clock ticks since boot, the 22nd field of `/proc/<id>/stat` (proc(5)); nothing for a process that has ended.
+/// In clock ticks since boot, the 22nd field of `/proc/<id>/stat` (proc(5)); nothing for a process
+/// that has ended.
 fn start_time(id: u32) -> Option<u64> {
     let text =
         std::fs::read_to_string(Path::new("/proc").join(id.to_string()).join("stat")).ok()?;

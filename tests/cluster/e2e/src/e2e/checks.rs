@@ -1,4 +1,5 @@
-//! The checks that ask the API server, on node objects of the test's own: right ones, and one wrong in each way.
+//! The checks that ask the API server, on node objects of the test's own: right ones, and one wrong
+//! in each way.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -648,7 +649,8 @@ fn certificate_user(server: &Server, name: &str) -> Value {
     })
 }
 
-/// A script that answers as `aws eks get-token` does, and only to a caller that says what it expects.
+/// A script that answers as `aws eks get-token` does, and only to a caller that says what it
+/// expects.
 fn exec_plugin(server: &Server) -> anyhow::Result<Value> {
     use std::os::unix::fs::PermissionsExt as _;
     let script = server.folder().join("get-token");

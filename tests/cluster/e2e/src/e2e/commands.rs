@@ -1,4 +1,5 @@
-//! The tasks that talk to a cluster, as whole commands: what a user types, against the real API server.
+//! The tasks that talk to a cluster, as whole commands: what a user types, against the real API
+//! server.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -25,7 +26,8 @@ const RUNNERS: &str = "gpu-runners";
 const RUNNER_CHART: &str = "gha-runner-scale-set";
 const CONTROLLER_CHART: &str = "gha-runner-scale-set-controller";
 
-/// This task's own program, with the pinned kubectl and helm, as the administrator of the server's cluster.
+/// This task's own program, with the pinned kubectl and helm, as the administrator of the server's
+/// cluster.
 #[derive(Debug)]
 pub(super) struct Commands<'a> {
     server: &'a Server,
@@ -48,7 +50,8 @@ impl<'a> Commands<'a> {
         })
     }
 
-    /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns what it says.
+    /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns
+    /// what it says.
     fn xtask(&self, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<String> {
         // The program of `cargo xtask k8s`.
         let program = workspace::program(&workspace::shell()?, "kubernetes-tasks")?;
@@ -176,7 +179,8 @@ impl<'a> Commands<'a> {
         Ok(!self.admin.text(&get, "")?.is_empty())
     }
 
-    /// One node, then the fleet with one that fails. The test plays the job's controller, scheduler and kubelet.
+    /// One node, then the fleet with one that fails. The test plays the job's controller, scheduler
+    /// and kubelet.
     pub(super) fn validate(&self) -> anyhow::Result<()> {
         let logs = Logs::serve(
             self.server.folder().join("job-logs"),
@@ -248,7 +252,8 @@ impl<'a> Commands<'a> {
         Ok(reports)
     }
 
-    /// The runners by helm: with GitHub's charts where `charts` holds them, else with a chart of the test's own.
+    /// The runners by helm: with GitHub's charts where `charts` holds them, else with a chart of
+    /// the test's own.
     pub(super) fn runners(&self, charts: Option<&Path>) -> anyhow::Result<()> {
         let chart = if let Some(folder) = charts {
             let definitions = folder.join(CONTROLLER_CHART).join("crds");
@@ -404,7 +409,8 @@ fn fleet_node(name: &str, port: u16) -> Value {
     })
 }
 
-/// A controller of jobs: a pod on each node that the job names, each with its node's report in its log.
+/// A controller of jobs: a pod on each node that the job names, each with its node's report in its
+/// log.
 struct JobPlayer<'a> {
     admin: Kubectl,
     logs: &'a Logs,
@@ -486,7 +492,8 @@ impl JobPlayer<'_> {
     }
 }
 
-/// A controller of namespaces: those that are to go, go. What is in them stays in etcd, which ends with the test.
+/// A controller of namespaces: those that are to go, go. What is in them stays in etcd, which ends
+/// with the test.
 fn finalize_namespaces(admin: &Kubectl) -> anyhow::Result<()> {
     let namespaces = admin.json(&["get", "namespaces", "--output=json"])?;
     for namespace in namespaces["items"].as_array().into_iter().flatten() {
@@ -505,7 +512,8 @@ fn finalize_namespaces(admin: &Kubectl) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A chart that takes the same values as GitHub's, by our schema of them, and makes the same kind of object of them.
+/// A chart that takes the same values as GitHub's, by our schema of them, and makes the same kind
+/// of object of them.
 fn own_chart(folder: &Path) -> anyhow::Result<PathBuf> {
     let chart = folder.join("chart");
     std::fs::create_dir_all(chart.join("templates"))?;

@@ -1,4 +1,5 @@
-//! Pods that ask for a GPU each, on the real API server; the test plays the scheduler and the kubelet.
+//! Pods that ask for a GPU each, on the real API server; the test plays the scheduler and the
+//! kubelet.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! As much of a scheduler and a kubelet as the API server needs: it binds pods, says how they end, and serves their logs.
+//! As much of a scheduler and a kubelet as the API server needs: it binds pods, says how they end,
+//! and serves their logs.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -112,7 +113,8 @@ pub(super) fn container_status(name: &str, restarts: u32, state: &Value) -> Valu
     }])
 }
 
-/// Runs `work`, and meanwhile `play` again and again: what a cluster's controllers do of themselves.
+/// Runs `work`, and meanwhile `play` again and again: what a cluster's controllers do of
+/// themselves.
 pub(super) fn while_playing<T>(
     mut play: impl FnMut() -> anyhow::Result<()> + Send,
     work: impl FnOnce() -> anyhow::Result<T>,

@@ -1,4 +1,5 @@
-//! What the admission policy refuses a gate that was taken over, tried with the gate's own token on the real API server.
+//! What the admission policy refuses a gate that was taken over, tried with the gate's own token on
+//! the real API server.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! `gpu_validator_check`: one value a thread, through integer, FP32 and FP64 units, shared memory and a warp shuffle.
+//! `gpu_validator_check`: one value a thread, through integer, FP32 and FP64 units, shared memory
+//! and a warp shuffle.
 
 use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
 use crate::cuda::driver::Outcome;
@@ -6,7 +7,8 @@ use crate::cuda::result::INVALID_VALUE;
 
 const THREADS: u64 = 256;
 
-/// Values a GPU computes in a nanosecond; the kernel is far too small for its exact speed to matter.
+/// Values a GPU computes in a nanosecond; the kernel is far too small for its exact speed to
+/// matter.
 const VALUES_PER_NS: u64 = 20;
 
 pub(super) fn run(launch: &Launch<'_>) -> Outcome<Done> {
@@ -42,8 +44,8 @@ pub(super) fn run(launch: &Launch<'_>) -> Outcome<Done> {
     })
 }
 
-/// The value of thread `index`. This is written from the kernel's PTX, apart from the validator's own reference, so that
-/// a mistake in one shows against the other.
+/// The value of thread `index`. This is written from the kernel's PTX, apart from the validator's
+/// own reference, so that a mistake in one shows against the other.
 fn expected(index: u32, seed: u32) -> u32 {
     let block = index / 256 * 256;
     let thread = index % 256;

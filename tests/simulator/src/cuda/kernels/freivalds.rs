@@ -1,4 +1,5 @@
-//! `multiply_rows` and `multiply_columns`: a matrix by a vector in FP64, in the order of the GPU's lanes.
+//! `multiply_rows` and `multiply_columns`: a matrix by a vector in FP64, in the order of the GPU's
+//! lanes.
 
 use super::operand::Element;
 use super::{Blocks, Done, Launch, Output, memory_time_ns};
@@ -7,7 +8,8 @@ use crate::cuda::result::INVALID_VALUE;
 
 const LANES: usize = 32;
 
-/// The parameters of both kernels: `(matrix, type: u32, rows: u32, columns: u32, x: *const f64, y: *mut f64, absolute: u32)`.
+/// The parameters of both kernels:
+/// `(matrix, type: u32, rows: u32, columns: u32, x: *const f64, y: *mut f64, absolute: u32)`.
 struct Factors<'launch> {
     kind: Element,
     columns: usize,
@@ -19,7 +21,8 @@ struct Factors<'launch> {
 }
 
 impl<'launch> Factors<'launch> {
-    /// `x_length` and `y_length` of `[rows, columns]`; a block computes `elements_per_block` of `y`.
+    /// `x_length` and `y_length` of `[rows, columns]`; a block computes `elements_per_block` of
+    /// `y`.
     fn of(
         launch: &Launch<'launch>,
         lengths: fn([usize; 2]) -> [usize; 2],
@@ -49,7 +52,8 @@ impl<'launch> Factors<'launch> {
                 elements: elements_per_block,
             },
         };
-        // SAFETY: the operands are only read, the result is the kernel's own, and any bits are numbers.
+        // SAFETY: the operands are only read, the result is the kernel's own, and any bits are
+        // numbers.
         unsafe {
             Ok(Self {
                 kind,

@@ -1,8 +1,9 @@
 //! The matrix products `gemm_*`: C = A x B-transposed on the CPU.
 //!
-//! `gemm_sm70_*`, FP32 and INT8 have the bits of a GPU. So have the tensor cores' products of exact operands. For random operands
-//! the order of a tensor core's sums is not known; here they are summed in chunks of K, each family in chunks of its own, so
-//! that a program which expects two families to agree on random operands is found out here, too.
+//! `gemm_sm70_*`, FP32 and INT8 have the bits of a GPU. So have the tensor cores' products of exact
+//! operands. For random operands the order of a tensor core's sums is not known; here they are
+//! summed in chunks of K, each family in chunks of its own, so that a program which expects two
+//! families to agree on random operands is found out here, too.
 
 use super::operand::Element;
 use super::tensor_map::TensorMap;
@@ -173,7 +174,8 @@ fn job<'launch>(launch: &Launch<'launch>, kernel: Kernel) -> Outcome<Job<'launch
     };
     let operand = |position: usize, rows: u64, tile_rows: u16| {
         let address = if kernel.grid == Grid::Persistent {
-            // SAFETY: the kernel takes tensor maps here; any bits are one, and what it says is checked.
+            // SAFETY: the kernel takes tensor maps here; any bits are one, and what it says is
+            // checked.
             let map = unsafe { launch.parameter::<TensorMap>(position)? };
             if !map.is_operand(rows, k_bytes, tile_rows) {
                 return Err(ILLEGAL_INSTRUCTION);
@@ -199,7 +201,8 @@ fn job<'launch>(launch: &Launch<'launch>, kernel: Kernel) -> Outcome<Job<'launch
     })
 }
 
-/// Which multiprocessor computes each tile, and which one verifies the same place meanwhile; row of tiles by row of tiles.
+/// Which multiprocessor computes each tile, and which one verifies the same place meanwhile; row of
+/// tiles by row of tiles.
 struct Schedule {
     sm: Vec<u32>,
     verifying_sm: Vec<u32>,
@@ -356,8 +359,8 @@ fn low_and_high(bits: u64) -> [u32; 2] {
     [bits as u32, (bits >> 32) as u32]
 }
 
-/// The figure of an H200 at its power limit. Products are launched one after another, and what a launch costs is hidden behind
-/// the product before.
+/// The figure of an H200 at its power limit. Products are launched one after another, and what a
+/// launch costs is hidden behind the product before.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -24,7 +24,8 @@ impl Pattern {
         if launch.threads_per_block() != THREADS {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: both kernels begin with (words: *mut u64, count: u64, first: u64, seed: u64, mask: u64).
+        // SAFETY: both kernels begin with (words: *mut u64, count: u64, first: u64, seed: u64,
+        // mask: u64).
         let [words, count, first, seed, mask] = unsafe {
             [
                 launch.parameter::<u64>(0)?,

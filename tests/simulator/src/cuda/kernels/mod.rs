@@ -1,5 +1,6 @@
-//! The kernels that the simulator can run, by name. They compute on the CPU what the GPU computes, bit for bit wherever
-//! the GPU's arithmetic is specified (`validator/src/workload/gemm/KERNELS.md`).
+//! The kernels that the simulator can run, by name. They compute on the CPU what the GPU computes,
+//! bit for bit wherever the GPU's arithmetic is specified
+//! (`validator/src/workload/gemm/KERNELS.md`).
 
 mod check;
 mod freivalds;
@@ -66,7 +67,8 @@ pub enum Blocks {
 pub struct Tiles {
     pub rows: u64,
     pub columns: u64,
-    /// The multiprocessor that computes each tile, row of tiles by row of tiles; empty where they are dealt in turn.
+    /// The multiprocessor that computes each tile, row of tiles by row of tiles; empty where they
+    /// are dealt in turn.
     pub sm: Vec<u32>,
 }
 
@@ -225,7 +227,8 @@ impl<'launch> Launch<'launch> {
     /// Nothing writes this memory while the kernel reads it, and any bits are a `T`.
     pub unsafe fn device_read<T>(&self, address: u64, length: usize) -> Outcome<&'launch [T]> {
         Self::check::<T>(address, length)?;
-        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the rest.
+        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the
+        // rest.
         Ok(unsafe { std::slice::from_raw_parts(address as *const T, length) })
     }
 
@@ -235,12 +238,14 @@ impl<'launch> Launch<'launch> {
     /// Nothing else uses this memory while the kernel runs, and any bits are a `T`.
     pub unsafe fn device_slice<T>(&self, address: u64, length: usize) -> Outcome<&'launch mut [T]> {
         Self::check::<T>(address, length)?;
-        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the rest.
+        // SAFETY: the allocation holds all of it, it is aligned, and the caller answers for the
+        // rest.
         let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut T, length) };
         if !self.how.is_stale {
             return Ok(memory);
         }
-        // A copy takes what the kernel writes. It is not freed: a launch that is lost comes rarely, and the slice may live on.
+        // A copy takes what the kernel writes. It is not freed: a launch that is lost comes rarely,
+        // and the slice may live on.
         let words = size_of_val(memory).div_ceil(size_of::<u64>());
         let copy = vec![0u64; words].leak();
         // SAFETY: as long as the memory, aligned for every `T` of a kernel, and any bits are a `T`.

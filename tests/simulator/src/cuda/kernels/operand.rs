@@ -1,4 +1,5 @@
-//! `generate_operand`, and the elements of operands. Written from KERNELS.md, apart from the validator's own host version.
+//! `generate_operand`, and the elements of operands. Written from KERNELS.md, apart from the
+//! validator's own host version.
 
 use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
 use crate::cuda::driver::Outcome;
@@ -204,7 +205,8 @@ fn random_bits(kind: Element, w: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Elements 0 to 5 and 1023 as `generate_operand` wrote them on an NVIDIA H200: type, mode, bits.
+    /// Elements 0 to 5 and 1023 as `generate_operand` wrote them on an NVIDIA H200: type, mode,
+    /// bits.
     const SEEN_ON_H200: [(Element, u32, [u64; 7]); 6] = [
         (
             Element::F64,

@@ -19,7 +19,8 @@ pub struct TensorMap {
     pub dimensions: [u64; RANK_MAXIMUM],
     pub tile: [u16; RANK_MAXIMUM],
     pub element_strides: [u8; RANK_MAXIMUM],
-    /// `CUtensorMapDataType`, rank, `CUtensorMapInterleave`, `…Swizzle`, `…L2promotion`, `…FloatOOBfill`.
+    /// `CUtensorMapDataType`, rank, `CUtensorMapInterleave`, `…Swizzle`, `…L2promotion`,
+    /// `…FloatOOBfill`.
     pub data_type: u8,
     pub rank: u8,
     pub interleave: u8,
@@ -72,7 +73,8 @@ impl TensorMap {
         if right { Ok(self) } else { Err(INVALID_VALUE) }
     }
 
-    /// Whether this is the map of an operand of `rows` x `row_bytes` for tiles of `tile_rows` rows, as KERNELS.md asks.
+    /// Whether this is the map of an operand of `rows` x `row_bytes` for tiles of `tile_rows` rows,
+    /// as KERNELS.md asks.
     pub(crate) fn is_operand(&self, rows: u64, row_bytes: u64, tile_rows: u16) -> bool {
         let wanted = Self {
             magic: MAGIC,

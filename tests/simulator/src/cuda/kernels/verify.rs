@@ -116,7 +116,8 @@ fn byte_product(word: u32, weights: u32) -> u32 {
         .sum()
 }
 
-/// The checksum of the strip whose first row is `words[..256]` and whose rows lie `pitch` words apart.
+/// The checksum of the strip whose first row is `words[..256]` and whose rows lie `pitch` words
+/// apart.
 fn strip_checksum(words: &[u32], pitch: usize) -> u64 {
     let mut polynomials = [0u32; STRIP_WORDS];
     let mut bytes = [0u32; STRIP_WORDS];
@@ -265,8 +266,7 @@ pub(super) fn strips(launch: &Launch<'_>) -> Outcome<Done> {
     })
 }
 
-/// `compare_elements(result, reference, pitch_words: u32, row0: u32, rows: u32, word0: u32, words: u32, kind: u32, tile_sm,
-/// tile_rows: u32, tile_words: u32, report, sweep: u32)`.
+/// `compare_elements(result, reference, pitch_words: u32, row0: u32, rows: u32, word0: u32, words: u32, kind: u32, tile_sm, tile_rows: u32, tile_words: u32, report, sweep: u32)`.
 pub(super) fn elements(launch: &Launch<'_>) -> Outcome<Done> {
     // SAFETY: the parameters at these places are addresses or u32, as above.
     let address = |place| unsafe { launch.parameter::<u64>(place) };
@@ -339,7 +339,8 @@ mod tests {
 
     #[test]
     fn the_checksum_is_that_of_a_gpu() {
-        // `verify_strips` wrote it on an NVIDIA H200: random FP32 of seed 77 (SplitMix64, exponent field 124 to 127).
+        // `verify_strips` wrote it on an NVIDIA H200: random FP32 of seed 77 (SplitMix64, exponent
+        // field 124 to 127).
         let word = |index: u64| {
             let z = 77u64.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,13 +1,13 @@
-//! Xids as NVML tells them: as events, to whoever listens. They need no right to read the kernel log, and come whatever is
-//! written to that.
+//! Xids as NVML tells them: as events, to whoever listens. They need no right to read the kernel
+//! log, and come whatever is written to that.
 
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError};
 
 use super::super::calls::Called;
 use super::{Device, ERROR_TIMEOUT, checked, symbol};
 
-/// The Xids of one device since this was made. (Despite its name the event comes for Xids of every kind: 13, 31 and 43
-/// were seen on an H200.)
+/// The Xids of one device since this was made. (Despite its name the event comes for Xids of every
+/// kind: 13, 31 and 43 were seen on an H200.)
 pub(in super::super) struct XidEvents<'a> {
     device: &'a Device<'a>,
     set: nvmlEventSet_t,
