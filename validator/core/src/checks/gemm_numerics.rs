@@ -20,9 +20,8 @@
 //! Skipped where no burn was asked for, and where the run was stopped before enough was verified,
 //! which `run_complete` reports.
 //!
-//! Before each product, one word in each row of each block of its result is set to a value that no
-//! result has: a launch that succeeds and computes nothing, or stores that are lost, leave it
-//! there.
+//! Before each product, one of 2048 words of its result is set to a value that no result has: a
+//! launch that succeeds and computes nothing, or stores that are lost, leave it there.
 //!
 //! Each wrong block is read again, and its product is computed again into the same memory. A block
 //! that is right when read again stands right in memory: reading it erred, and the arithmetic was
