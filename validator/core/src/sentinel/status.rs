@@ -286,6 +286,12 @@ mod tests {
         ] {
             assert!(metrics.lines().any(|it| it == line), "{line} in {metrics}");
         }
+        // The alert rules are held against the metrics of this folder.
+        let golden = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/golden/sentinel.prom"
+        );
+        expect_test::expect_file![golden].assert_eq(&metrics);
     }
 
     #[test]
