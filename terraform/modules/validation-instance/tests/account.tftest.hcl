@@ -67,6 +67,16 @@ run "no_policy_has_a_wildcard_action_and_star_only_where_aws_knows_no_resources"
     error_message = "an action has a wildcard"
   }
 
+  # An instance of others may have a deadline tag; the state machine reads that tag alone.
+  assert {
+    condition = alltrue([
+      for statement in jsondecode(aws_iam_role_policy.sweeper.policy).Statement :
+      strcontains(jsonencode(try(statement.Condition, {})), "aws:ResourceTag/gpu-bringup.dev/validate-ami")
+      if contains(flatten([statement.Action]), "ec2:TerminateInstances")
+    ])
+    error_message = "the sweeper's role can terminate instances that were not launched by validate-ami"
+  }
+
   assert {
     condition = alltrue(flatten([
       for policy in [aws_iam_role_policy.instance.policy, aws_iam_role_policy.sweeper.policy, aws_iam_role_policy.schedule.policy, aws_iam_policy.launcher.policy] : [
@@ -232,14 +242,4 @@ run "our_own_tags_are_not_set_by_hand" {
     tags = { "gpu-bringup.dev/validate-ami" = "always" }
   }
   expect_failures = [var.tags]
-
-  # An instance of others may have a deadline tag; the state machine reads that tag alone.
-  assert {
-    condition = alltrue([
-      for statement in jsondecode(aws_iam_role_policy.sweeper.policy).Statement :
-      strcontains(jsonencode(try(statement.Condition, {})), "aws:ResourceTag/gpu-bringup.dev/validate-ami")
-      if contains(flatten([statement.Action]), "ec2:TerminateInstances")
-    ])
-    error_message = "the sweeper's role can terminate instances that were not launched by validate-ami"
-  }
 }
