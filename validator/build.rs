@@ -1,5 +1,5 @@
-//! Tells the binary which commit it was built from, where git knows, writes the clients of the
-//! kubelet's sockets, and deflates the GPU kernels' images.
+//! Embeds the commit of the build, where git knows it, writes the clients of the kubelet's sockets,
+//! and deflates the GPU kernels' images.
 
 use std::process::Command;
 
@@ -12,13 +12,13 @@ fn main() {
     kernel_images();
 }
 
-/// The commit. A debug build is nobody's to run on a node, and would be made anew for every commit.
+/// The commit. A debug build does not run on nodes, and would be rebuilt for every commit.
 fn built_from() -> Option<String> {
     println!("cargo::rerun-if-env-changed=GPU_VALIDATOR_COMMIT");
     if std::env::var("PROFILE").is_ok_and(|it| it == "debug") {
         return Some("debug build".to_owned());
     }
-    // A package built from a source archive has no git; whoever builds it may say the commit.
+    // A package built from a source archive has no git; the builder may state the commit.
     if let Ok(commit) = std::env::var("GPU_VALIDATOR_COMMIT") {
         return Some(commit);
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Collects what the build jobs left (BUILT/dist-x86_64, BUILT/dist-aarch64) into FOLDER under the names that a release has, and writes SHA256SUMS
-# over all of them. A file that is missing is an error.
+# Collects what the build jobs left (BUILT/dist-x86_64, BUILT/dist-aarch64) into FOLDER under the names that a release has, with the script that
+# installs this version, and writes SHA256SUMS over all of them. A file that is missing is an error.
 #
 #     workflows/release-files.sh built release
 set -euo pipefail
@@ -24,6 +24,15 @@ for architecture in x86_64 aarch64; do
 done
 install --mode=0644 "$built/dist-x86_64/dist/gpu-validator.1" "$folder/gpu-validator.1"
 tar --create --gzip --file "$folder/gpu-validator-completions.tar.gz" --directory "$built/dist-x86_64/dist" completions
+install --mode=0644 "$built/images/kubernetes-images.yaml" "$folder/kubernetes-images.yaml"
+checkout=$(dirname -- "${BASH_SOURCE[0]}")/..
+version=$(sed --quiet 's/^version = "\(.*\)"$/\1/p' "$checkout/Cargo.toml")
+sed "s/^version=''\$/version='$version'/" "$checkout/install.sh" >"$folder/install.sh"
+grep --quiet --line-regexp "version='[0-9]*\.[0-9]*\.[0-9]*'" "$folder/install.sh" || {
+  echo "error: install.sh has no line for version '$version'" >&2
+  exit 1
+}
+chmod 0755 "$folder/install.sh"
 # Everything in the folder, by plain names, in an order that does not change.
 rm -f -- "$folder/SHA256SUMS"
 sums=$(cd "$folder" && find . -maxdepth 1 -type f -printf '%f\0' | LC_ALL=C sort --zero-terminated | xargs -0 sha256sum)

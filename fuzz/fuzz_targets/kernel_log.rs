@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
     let mut records = Vec::new();
     for line in text.lines() {
-        // What says something about a GPU must never be left out of the facts as irrelevant.
+        // A message about a GPU must never be left out of the facts as irrelevant.
         if parse(line).is_some() {
             assert!(is_relevant(line), "{line:?} is an event and would not be kept");
         }

@@ -195,6 +195,40 @@ fn memory_that_is_not_given_back_is_found_after_the_last_worker() {
 }
 
 #[test]
+fn shared_memory_and_references_of_the_driver_that_stay_are_a_warning() {
+    let node = Node::healthy("h200x1");
+    let references = node.sysroot().join("sys/module/nvidia_uvm/refcnt");
+    let segments = node.sysroot().join("dev/shm");
+    std::fs::create_dir_all(references.parent().expect("a folder")).expect("made");
+    std::fs::create_dir_all(&segments).expect("made");
+    std::fs::write(&references, "2\n").expect("written");
+    std::fs::write(segments.join("of_before"), "x").expect("written");
+    let child = command(&node, &["--duration", "3s", "--memory", "4KiB"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    eventually("a worker with memory", || {
+        let state = node.state();
+        let processes = state.state().gpu(0).processes();
+        processes.iter().any(|it| it.contexts > 0)
+    });
+    // The check kernel has a context, too, before the workers.
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::write(&references, "4\n").expect("written");
+    std::fs::write(segments.join("psm_1234"), "x").expect("written");
+    let said = texts(child.wait_with_output().expect("it ends"));
+    let ran = Ran::ended(said, Duration::ZERO, &node.out.read("report.json"));
+    let finding = ran.report.finding("allocation_leaks");
+    assert_eq!(finding["verdict"], "warn", "{finding}");
+    let summary = finding["summary"].as_str().expect("a summary");
+    assert!(
+        summary.ends_with("shared memory psm_1234; 2 references to nvidia_uvm"),
+        "{summary}"
+    );
+}
+
+#[test]
 fn one_wrong_word_fails_whatever_share_must_succeed() {
     let change = "gpu.wrong_results={kind: bit, kernel: memory_write, every_launches: 1000000}";
     let (node, ran) = objections("h200x1", &[change], &["--minimum-success", "0"]);

@@ -183,7 +183,7 @@ fn certificates_are_verified_on_both_sides() {
     let elsewhere = cluster.serve("elsewhere", &[]);
     cluster.refused(&elsewhere, "authority", "is for another name");
     drop(elsewhere);
-    // One that asks for a client certificate, and takes nobody without.
+    // One that requires a client certificate.
     let asks = [
         "-Verify",
         "1",

@@ -12,7 +12,7 @@ use crate::processes::{Worker, environment_of, eventually, signal, suspend, work
 
 /// Products of 512 x 512, which the host's processor multiplies for all GPUs.
 const MEMORY: &str = "8MiB";
-/// The node of most cases: four GPUs are enough to tell one from the others.
+/// The node of most cases: four GPUs are enough to distinguish one from the others.
 const NODE: &str = "g4dn.12xlarge";
 
 fn command(node: &Node, arguments: &[&str]) -> Command {
@@ -143,7 +143,7 @@ impl<'node> Burning<'node> {
     }
 }
 
-/// Workers tell what they did every half second, sensors are read five times a second.
+/// Workers report their work every half second, sensors are read five times a second.
 fn wait_for_load(node: &Node, gpus: &[usize]) {
     let state = node.state();
     eventually("load on every GPU", || {
@@ -211,7 +211,7 @@ fn each_worker_is_shown_its_own_gpu_and_makes_one_queue() {
     assert_eq!(burning.end().code, 2);
 }
 
-/// Without its sensors a GPU is burned all the same, and what they would have told is not judged.
+/// Without its sensors a GPU is burned all the same, and their readings are not judged.
 #[test]
 fn killed_sensors_cost_what_they_would_have_told() {
     let node = Node::healthy(NODE);
@@ -375,7 +375,7 @@ fn a_worker_that_goes_silent_is_given_up_long_before_a_slow_start_would_be() {
     assert_eq!(memory_in_use(&node), 0);
 }
 
-/// Everything stands still for longer than a worker may say nothing: that is nobody's silence.
+/// Everything stands still for longer than a worker may say nothing: that is no silent worker.
 #[test]
 fn a_burn_that_was_suspended_and_goes_on_accuses_nobody() {
     let node = Node::healthy(NODE);
@@ -518,7 +518,7 @@ fn a_gpu_in_use_is_busy_and_burned_only_when_it_is_shared() {
     let ran = burn(&node, &["--duration", "1s"]);
     assert_eq!(ran.code, 4, "{}", ran.stdout);
     assert_eq!(verified(&node, &ran.report), [0, 1, 3]);
-    // The check kernel takes next to nothing, and tells a GPU that is busy from one that is broken.
+    // The check kernel takes next to nothing, and distinguishes a busy GPU from a broken one.
     assert!(launches(&node)[2] < 10);
     let summary = summary(&node, &ran.report, "gemm_numerics", 2);
     assert_eq!(
@@ -822,7 +822,7 @@ fn a_process_with_the_number_of_a_burn_that_is_gone_is_left_alone() {
     assert_eq!(said(node.validator().args(["burn", "stop"])), nothing);
     assert_eq!(other.try_wait().expect("asked"), None, "it was signalled");
     assert!(!file.exists());
-    // Nor does it keep anybody from burning.
+    // Nor does it prevent another burn.
     std::fs::write(&file, left.to_string()).expect("written");
     assert_eq!(burn(&node, &["--duration", "0.5s"]).code, 0);
     other.kill().expect("killed");

@@ -64,7 +64,7 @@ const NEVER: &str = "{kind: bit, kernel: gemm, first_launch: 1000000000}";
 /// Rows and 32-bit words of a strip, as KERNELS.md has it.
 const STRIP: (u64, u64) = (16, 256);
 
-/// A worker that burns until it is asked to stop.
+/// A worker that burns until it is stopped.
 struct Worker {
     child: Child,
     lines: std::thread::JoinHandle<Vec<String>>,
@@ -99,13 +99,13 @@ impl Worker {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the validator starts");
-        // It tells how far it is twice a second, and must not wait for a listener.
+        // It reports its progress twice a second, and must not wait for a listener.
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let lines = std::thread::spawn(move || stdout.lines().map_while(Result::ok).collect());
         Self { child, lines }
     }
 
-    /// Lets it burn until `is_enough`, and returns what it told last.
+    /// Lets it burn until `is_enough`, and returns its last report.
     fn until(mut self, mut is_enough: impl FnMut() -> bool) -> Value {
         let deadline = Instant::now() + Duration::from_mins(10);
         while !is_enough() {

@@ -1,4 +1,4 @@
-//! Who multiplies in a burn: the embedded kernels or cuBLASLt, and what is said where the two
+//! Who multiplies in a burn: the embedded kernels or cuBLASLt, and the finding where the two
 //! disagree.
 
 use std::process::Stdio;
@@ -223,7 +223,7 @@ fn a_library_that_is_wrong_on_all_gpus_is_suspected_and_a_gpu_alone_is_blamed() 
         let ran = burn(&node, &["--engine", engine]);
         let findings = numerics(&ran);
         if engine == "ptx" {
-            // Nobody asked for cuBLASLt, so that it was not even loaded.
+            // cuBLASLt was not requested, so that it was not even loaded.
             assert!(findings.iter().all(|it| it.0 == "pass"), "{findings:?}");
             continue;
         }

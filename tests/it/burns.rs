@@ -11,7 +11,7 @@ fn status(node: &Node) -> Said {
     said(node.validator().args(["burn", "status"]))
 }
 
-/// Waits until a burn that was started in the foreground says that it runs.
+/// Waits until a burn that was started in the foreground reports that it runs.
 fn wait_for(node: &Node) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while status(node).1.starts_with("no burn") {
@@ -153,7 +153,7 @@ fn an_interrupted_burn_stops_and_reports_what_it_measured() {
     assert_eq!(row["mismatches"], 0);
 }
 
-/// Nobody removes the file of a burn that was killed; it must not be taken for a burn.
+/// The file of a killed burn stays; it must not be taken for a burn.
 #[test]
 fn a_burn_that_was_killed_leaves_no_burn_and_no_lock() {
     let node = Node::healthy("h200x1");

@@ -2,7 +2,7 @@
 //! follows it as a real one does.
 //!
 //! The plugin is not part of this project and not on a machine that runs the tests, so these are
-//! asked for by name, as root:
+//! run by name, as root:
 //! `NVIDIA_DEVICE_PLUGIN=/path/to/nvidia-device-plugin cargo test -p it -- --ignored device_plugin::`.
 
 use std::process::{Child, Command, Stdio};
@@ -36,7 +36,7 @@ impl Plugged {
         let program = std::env::var_os("NVIDIA_DEVICE_PLUGIN").expect(REASON);
         let config = node.out.write("plugin.yaml", config);
         let log = std::fs::File::create(node.out.path("plugin.log")).expect("a log");
-        // The folder of sockets and what the driver says in /proc are the node's, in a namespace of
+        // The folder of sockets and the driver's files in /proc are the node's, in a namespace of
         // the plugin's own. The kubelet's socket is named without a slash: gRPC in Go calls the
         // server by that name, and gRPC in Rust refuses requests to one that is no host's.
         let script = "mount -t tmpfs none /var/lib && mkdir -p /var/lib/kubelet/device-plugins \
@@ -65,7 +65,7 @@ impl Plugged {
         self.node.out.read("plugin.log")
     }
 
-    /// What the plugin says, as soon as it fits.
+    /// The plugin's list, as soon as it fits.
     fn followed(&self, fits: impl Fn(&Followed) -> bool) -> Followed {
         let start = Instant::now();
         loop {
@@ -98,8 +98,7 @@ impl Plugged {
         self.node.run(&["--profile", profile])
     }
 
-    /// The verdicts on what the kubelet says of devices, and the summaries of those that are not
-    /// right.
+    /// The verdicts on the kubelet's devices, and the summaries of those that are not right.
     fn verdicts(&self, more: &str) -> Vec<String> {
         let ran = self.run(more);
         let words = [
@@ -128,7 +127,7 @@ fn config(more: &str) -> String {
     format!("version: v1\nflags: {{migStrategy: none, deviceDiscoveryStrategy: nvml}}\n{more}")
 }
 
-/// The UUIDs that NVML tells us; of MIG devices where a GPU is cut into them.
+/// The UUIDs that NVML reports; of MIG devices where a GPU is cut into them.
 fn uuids(node: &Node) -> Vec<String> {
     let mut collect = node.validator();
     collect.args(["collect", "--level", "quick", "--sysroot"]);

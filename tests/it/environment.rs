@@ -9,12 +9,12 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::node::{Node, Scratch, said, set, validator};
+use crate::node::{Node, Scratch, in_place_of, said, set, validator};
 
 const SITE: &str = "lib/python3/site-packages";
 
 /// A virtual environment without packages, by the system's Python.
-fn venv(scratch: &Scratch, name: &str) -> PathBuf {
+pub(crate) fn venv(scratch: &Scratch, name: &str) -> PathBuf {
     let path = scratch.path(name);
     let status = Command::new("python3")
         .args(["-m", "venv", "--without-pip"])
@@ -25,14 +25,14 @@ fn venv(scratch: &Scratch, name: &str) -> PathBuf {
 }
 
 /// Where the environment's packages are.
-fn site(venv: &Path) -> PathBuf {
+pub(crate) fn site(venv: &Path) -> PathBuf {
     let lib = std::fs::read_dir(venv.join("lib")).expect("lib");
     let mut folders = lib.map(|it| it.expect("an entry").path());
     let python = folders.find(|it| it.to_string_lossy().contains("python3."));
     python.expect("lib/python3.N").join("site-packages")
 }
 
-fn write(path: &Path, text: impl AsRef<[u8]>) {
+pub(crate) fn write(path: &Path, text: impl AsRef<[u8]>) {
     std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
     std::fs::write(path, text).expect("a file");
 }
@@ -43,7 +43,7 @@ fn install_torch(venv: &Path, fault: &str) {
     install_torch_in(&site, "2.8.0+cu128", "'12.8'", fault);
 }
 
-fn install_torch_in(site: &Path, version: &str, cuda: &str, fault: &str) {
+pub(crate) fn install_torch_in(site: &Path, version: &str, cuda: &str, fault: &str) {
     let release = version.split('+').next().expect("a release");
     let info = site.join(format!("torch-{release}.dist-info"));
     write(
@@ -81,7 +81,7 @@ fn install_torch_in(site: &Path, version: &str, cuda: &str, fault: &str) {
 }
 
 /// A venv with the stand-in.
-fn torch_venv(scratch: &Scratch, name: &str, fault: &str) -> PathBuf {
+pub(crate) fn torch_venv(scratch: &Scratch, name: &str, fault: &str) -> PathBuf {
     let venv = venv(scratch, name);
     install_torch(&venv, fault);
     venv
@@ -103,7 +103,7 @@ fn environment(node: &Node, pythons: &[&Path], arguments: &[&str]) -> (i32, Valu
 }
 
 /// The finding of a check in the command's output.
-fn finding<'v>(value: &'v Value, check: &str) -> &'v Value {
+pub(crate) fn finding<'v>(value: &'v Value, check: &str) -> &'v Value {
     let findings = value["findings"].as_array().expect("findings");
     let mut of_check = findings.iter().filter(|it| it["check"] == check);
     of_check
@@ -111,7 +111,7 @@ fn finding<'v>(value: &'v Value, check: &str) -> &'v Value {
         .unwrap_or_else(|| panic!("no finding of {check}"))
 }
 
-fn python<'v>(value: &'v Value, prefix: &Path) -> &'v Value {
+pub(crate) fn python<'v>(value: &'v Value, prefix: &Path) -> &'v Value {
     let pythons = value["environment"]["pythons"]
         .as_array()
         .expect("environments");
@@ -375,13 +375,10 @@ fn broken_interpreters_and_installations() {
 
     let (code, value) = environment(&node, &[Path::new("/nowhere/venv")], &[]);
     assert_eq!(code, 1);
-    let summary = &finding(&value, "python_environment")["summary"];
-    assert!(
-        summary
-            .as_str()
-            .expect("a summary")
-            .contains("no Python environment at /nowhere/venv")
-    );
+    let found = finding(&value, "python_environment");
+    assert_eq!(found["subject"]["environment"]["path"], "/nowhere/venv");
+    let summary = found["summary"].as_str().expect("a summary");
+    assert!(summary.contains("the profile demands one"), "{summary}");
 
     // An interpreter that is no program at all.
     let broken = torch_venv(&node.out, "broken", "");
@@ -449,7 +446,7 @@ fn a_cpu_build_is_a_warning_and_a_wrong_architecture_a_failure() {
 }
 
 /// A shared library with a section of fat binaries, one entry for each kind and architecture.
-fn make_library_with_code(scratch: &Scratch, path: &Path, entries: &[(u16, u32)]) {
+pub(crate) fn make_library_with_code(scratch: &Scratch, path: &Path, entries: &[(u16, u32)]) {
     let mut body = Vec::new();
     for (kind, architecture) in entries {
         let mut entry = vec![0_u8; 72];
@@ -506,11 +503,20 @@ fn run_starts_what_the_profile_demands() {
     );
     let ran = node.run(&["--profile", demanding.to_str().expect("UTF-8"), "--no-burn"]);
     assert_eq!(ran.code, 1);
-    let observed = ran.report.finding("python_environment")["observed"].to_string();
-    assert!(
-        observed.contains("demands >=2.12") && observed.contains("/opt/none"),
-        "{observed}"
-    );
+    let failed: Vec<(&str, &str)> = ran
+        .report
+        .of_check("python_environment")
+        .filter(|it| it["verdict"] == "fail")
+        .map(|it| {
+            let path = it["subject"]["environment"]["path"].as_str();
+            let summary = it["summary"].as_str();
+            (path.expect("a path"), summary.expect("a summary"))
+        })
+        .collect();
+    let own = path.to_string();
+    assert_eq!(failed.len(), 2, "{failed:?}");
+    assert!(failed[0].0 == own && failed[0].1.contains("demands >=2.12"));
+    assert_eq!(failed[1].0, "/opt/none");
 
     let wrong = node
         .out
@@ -563,10 +569,72 @@ fn two_environments_are_judged_each() {
         python(&value, &plain)["proofs"][0]["framework"],
         "interpreter"
     );
-    let conda = python(&value, &conda);
+    let conda_path = conda.as_path();
+    let conda = python(&value, conda_path);
     assert_eq!(conda["kind"], "conda");
     assert_eq!(conda["proofs"][0]["framework"], "torch");
     assert_eq!(finding(&value, "torch_gemm")["verdict"], "pass");
+    // The one starts a program in the other, and has its result.
+    let program = "import subprocess, sys; \
+                   ended = subprocess.run([sys.argv[1], '-B', '-c', 'import torch; print(torch.cuda.device_count())'], stdout=subprocess.PIPE); \
+                   print('RESULT:' + ended.stdout.decode().strip())";
+    let command = node.validator();
+    let interpreter = plain.join("bin/python");
+    let mut other = in_place_of(&command, interpreter.to_str().expect("UTF-8"));
+    let conda = python(&value, conda_path)["interpreter"]["value"].clone();
+    other.args(["-B", "-c", program]);
+    let (code, stdout, stderr) = said(other.arg(conda.as_str().expect("an interpreter")));
+    assert_eq!((code, &stdout[..]), (0, "RESULT:8\n"), "{stderr}");
+}
+
+/// As long as the seed's, and written for its API.
+const MATRIX_PROGRAM: &str = r#"
+import time
+import torch
+
+SIZE = 16
+devices = ["cuda:%d" % index for index in range(torch.cuda.device_count())]
+matrices = 0
+right = 0
+for device in devices:
+    begin = time.time()
+    one = torch.arange(SIZE * SIZE).reshape(SIZE, SIZE) % 7
+    other = torch.arange(SIZE * SIZE).reshape(SIZE, SIZE) % 5
+    expected = torch.matmul(one, other)
+    product = torch.matmul(one.to(device), other.to(device))
+    torch.cuda.synchronize()
+    wrong = int((product.cpu() != expected).sum())
+    matrices += 1
+    if wrong == 0 and time.time() - begin < 60:
+        right += 1
+print("MATRICES:%d RIGHT:%d" % (matrices, right))
+"#;
+
+/// A machine without a toolkit: the burn does not need one, and one line says that there is none.
+#[test]
+fn without_a_toolkit_the_burn_runs_all_the_same() {
+    let node = Node::healthy("h200x1");
+    let folder = node.sysroot().join("usr/local");
+    for entry in std::fs::read_dir(&folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.to_string_lossy().contains("/cuda") {
+            if path.is_symlink() {
+                std::fs::remove_file(&path).expect("a link");
+            } else {
+                std::fs::remove_dir_all(&path).expect("a toolkit");
+            }
+        }
+    }
+    let ran = node.run(&[]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(ran.report.finding("burn_completed")["verdict"], "pass");
+    let toolkit = ran.report.finding("toolkit_on_path");
+    assert_eq!(toolkit["verdict"], "skip");
+    assert_eq!(
+        toolkit["summary"],
+        "no toolkit with nvcc was found; the GPUs are judged without one"
+    );
+    assert_eq!(ran.report.not_green(), set(&[]));
 }
 
 /// The working and the failing examples of the seed, in an environment that the validator has
@@ -578,7 +646,7 @@ fn programs_of_the_seed_run_and_a_dead_one_says_why() {
     let python = venv.join("bin/python");
     let run = |program: &str| {
         let mut command = node.validator();
-        let mut other = crate::node::in_place_of(&command, python.to_str().expect("UTF-8"));
+        let mut other = in_place_of(&command, python.to_str().expect("UTF-8"));
         command.args(["-c"]);
         said(other.args(["-B", "-c", program]))
     };
@@ -595,8 +663,26 @@ fn programs_of_the_seed_run_and_a_dead_one_says_why() {
          print(f'RESULT:{c.cpu().tolist()}')",
     );
     assert_eq!((code, &stdout[..]), (0, "RESULT:[4.0, 6.0]\n"), "{stderr}");
-    // Many processes one after another, each with a matrix program of many lines: all results
-    // arrive.
+    // The first failing example: one program with many processes, whose results all arrive.
+    let (code, stdout, stderr) = run("import subprocess, sys\n\
+         found = []\n\
+         for number in range(4):\n\
+         \x20   program = 'import torch; print(torch.tensor([%d.0]).to(\"cuda:0\").cpu().tolist())' % number\n\
+         \x20   ended = subprocess.run([sys.executable, '-B', '-c', program], stdout=subprocess.PIPE, timeout=60)\n\
+         \x20   found.append((ended.returncode, ended.stdout.decode().strip()))\n\
+         print(found)\n");
+    assert_eq!(
+        (code, &stdout[..]),
+        (
+            0,
+            "[(0, '[0.0]'), (0, '[1.0]'), (0, '[2.0]'), (0, '[3.0]')]\n"
+        ),
+        "{stderr}"
+    );
+    // The second: a program of twenty lines that multiplies matrices on each device.
+    let (code, stdout, stderr) = run(MATRIX_PROGRAM);
+    assert_eq!((code, &stdout[..]), (0, "MATRICES:8 RIGHT:8\n"), "{stderr}");
+    // Many environments at once: all results arrive.
     let pythons: Vec<PathBuf> = (0..6)
         .map(|number| torch_venv(&node.out, &format!("venv{number}"), ""))
         .collect();
@@ -721,7 +807,7 @@ fn image_root(scratch: &Scratch) -> PathBuf {
     root
 }
 
-fn judge_image(image: &Path, on: &str) -> (i32, Value) {
+pub(crate) fn judge_image(image: &Path, on: &str) -> (i32, Value) {
     let (code, stdout, stderr) = said(
         validator()
             .args(["environment", "--json", "--on", on, "--image"])
@@ -777,7 +863,7 @@ fn an_image_is_judged_on_the_disk() {
 }
 
 /// Two layers: the file system, gzipped, and one that removes a package with a whiteout.
-fn oci_archive(scratch: &Scratch, root: &Path) -> PathBuf {
+pub(crate) fn oci_archive(scratch: &Scratch, root: &Path) -> PathBuf {
     let layout = scratch.path("layout");
     let blobs = layout.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).expect("a folder");

@@ -1,4 +1,4 @@
-//! The guides in docs/: every command in them is run here, is a step of CI, or says what it needs
+//! The guides in docs/: every command in them is run here, is a step of CI, or states what it needs
 //! that is not here.
 
 use std::path::{Path, PathBuf};
@@ -7,9 +7,10 @@ use std::process::Command;
 use crate::node::{Node, Said, Scratch, executable, in_place_of, said};
 use crate::xtask;
 
-const GUIDES: [&str; 3] = ["ami", "github-actions", "terraform"];
+const GUIDES: [&str; 5] = ["ami", "github-actions", "monitoring", "slurm", "terraform"];
 
-/// What a heading, or the paragraph before a command, says of commands that no test can run.
+/// The words of a heading, or of the paragraph before a command, that mark commands that no test
+/// can run.
 const MARKS: [&str; 5] = [
     "(needs ",
     "*(needs ",
@@ -27,7 +28,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A line of a block without a language, and whether the guide says that it needs more than a
+/// A line of a block without a language, and whether the guide states that it needs more than a
 /// checkout.
 struct GuideCommand {
     line: String,
@@ -96,7 +97,7 @@ impl Machine {
             let made = Command::new("chmod").arg("+x").arg(path).status();
             assert!(made.expect("chmod runs").success());
         };
-        // Nobody here is root, and nothing here belongs to root.
+        // No process here is root's, and no file either.
         program("sudo", "#!/bin/sh\nexec \"$@\"\n".to_owned());
         program(
             "cargo",
@@ -193,7 +194,7 @@ fn every_command_of_the_guides_runs_or_says_what_it_needs() {
             assert_eq!(code, 0, "docs/{guide}.md: {line}\n{stdout}{stderr}");
         }
     }
-    // The commands did what the guide says of them.
+    // The commands did what the guide describes.
     let release = "gpu-validator hook release";
     let variables = read("docs/github-actions.md");
     let hook = variables

@@ -1,8 +1,8 @@
-//! Healthy nodes pass, and every report says that they are simulated.
+//! Healthy nodes pass, and every report states that they are simulated.
 
 use crate::node::{Node, Ran, set};
 
-/// Report options, the files they write, and what says in each that the run is simulated.
+/// Report options, the files they write, and the mark in each that the run is simulated.
 const REPORTS: [(&str, &str, &str); 5] = [
     ("--junit", "report.xml", "name=\"SIMULATED host\""),
     ("--markdown", "report.md", "SIMULATED PASS"),

@@ -1,5 +1,5 @@
-//! Simulated nodes in a cluster of the tests' own: what the checks say of it, and what the gate
-//! tells it.
+//! Simulated nodes in a cluster of the tests' own: the checks' verdicts on it, and the gate's
+//! updates of it.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl Cluster {
         found.cloned().unwrap_or_default()
     }
 
-    /// What `gpu-validator collect` says in a pod that has been given this device.
+    /// The output of `gpu-validator collect` in a pod with this device.
     fn pod_log(&self, uuid: &str) -> String {
         let mut facts = self.facts.clone();
         let keep = |list: &mut Value, is_it: &dyn Fn(&Value) -> bool| {

@@ -219,7 +219,7 @@ impl Node {
     }
 }
 
-/// Cargo keeps the library that belongs to this build beside the test's own executable.
+/// Cargo keeps the library that belongs to this build next to the test's own executable.
 fn library() -> PathBuf {
     let executable = std::env::current_exe().expect("the test knows its executable");
     executable.with_file_name("libsimulator.so")

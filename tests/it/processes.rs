@@ -34,8 +34,8 @@ pub(crate) fn environment_of(pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What `/proc` tells of a process in a file of texts, of which each ends with a zero; nothing of
-/// one that is gone.
+/// A file of texts in `/proc` of a process, of which each ends with a zero; nothing of one that is
+/// gone.
 fn texts(pid: u32, file: &str) -> Vec<String> {
     let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let text = String::from_utf8_lossy(&text).into_owned();

@@ -423,12 +423,12 @@ const READINGS_THAT_MAY_BE_MISSING: [&str; 21] = [
     // Taken for a GPU of its own, not a vGPU, of which less would be expected.
     "gpus.0.virtualization_mode",
     "host.container_runtime",
-    // What runs on the GPUs is told by NVML.
+    // NVML reports the processes on the GPUs.
     "host.gsp_firmware_versions",
     "host.hostname",
     // Taken for no container, of which more is expected.
     "host.in_container",
-    // NVML tells it as well.
+    // NVML reports it as well.
     "host.kernel_modules.value.nvidia_version",
     "host.kernel_release",
     "host.operating_system",
@@ -436,9 +436,9 @@ const READINGS_THAT_MAY_BE_MISSING: [&str; 21] = [
     "host.product_name",
     // It is needed on NVLink domains of several nodes only.
     "host.services.nvidia-imex",
-    // The kernel log tells them as well.
+    // The kernel log has them as well.
     "load.sensors.*.xid_events",
-    // The CUDA driver library tells it as well.
+    // The CUDA driver library reports it as well.
     "nvml.cuda_driver_version",
     // The GPUs themselves are in the facts.
     "nvml.gpu_count",

@@ -78,6 +78,62 @@ fn verdict_and_reports_of_another_machine_come_back_and_nothing_stays_there() {
     );
 }
 
+/// Environments are found and started on the other machine, by the profile that went there.
+#[test]
+fn python_environments_of_another_machine_are_judged_there() {
+    let node = Node::healthy("h200x1");
+    let server = Server::start_with(&node.environment());
+    let works = crate::environment::torch_venv(&node.out, "works", "");
+    let broken = crate::environment::torch_venv(&node.out, "broken", "import error");
+    let profile = server.folder.write(
+        "profile.yaml",
+        &format!(
+            "python: [{{path: {}}}, {{path: {}}}]\n",
+            works.display(),
+            broken.display()
+        ),
+    );
+    let profile = profile.display().to_string();
+    let sysroot = node.sysroot().display().to_string();
+    let mut command = validator();
+    command
+        .args(["run", "--level", "standard", "--no-burn", "--ssh-config"])
+        .arg(server.folder.path("ssh_config"))
+        .arg("--out")
+        .arg(server.folder.path("reports"))
+        .args(["--target", "ssh://gpu-under-test"])
+        .args(["--sysroot", &sysroot, "--profile", &profile]);
+    let (code, stdout, stderr) = said(&mut command);
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    let report = json(&server.folder.path("reports/report.json"));
+    let findings = report["findings"].as_array().expect("findings");
+    let of = |check: &str, path: &Path| {
+        let path = path.to_str().expect("UTF-8");
+        let found = findings
+            .iter()
+            .find(|it| it["check"] == check && it["subject"]["environment"]["path"] == path);
+        found.unwrap_or_else(|| panic!("no {check} of {path}: {stdout}{stderr}"))
+    };
+    for check in ["python_environment", "torch_cuda", "torch_gemm"] {
+        assert_eq!(
+            of(check, &works)["verdict"],
+            "pass",
+            "{:#}",
+            of(check, &works)
+        );
+    }
+    let failed = of("torch_cuda", &broken);
+    assert_eq!(failed["verdict"], "fail", "{failed:#}");
+    let summary = failed["summary"].as_str().expect("a summary");
+    assert!(
+        summary.contains("import failed: ImportError: libcudnn.so.9"),
+        "{summary}"
+    );
+    let junit = std::fs::read_to_string(server.folder.path("reports/report.junit.xml"));
+    let class = format!("gpu-validator.environment.{}", broken.display());
+    assert!(junit.expect("a JUnit report").contains(&class));
+}
+
 #[test]
 fn a_simulated_pass_of_another_machine_is_no_pass() {
     let node = Node::healthy("h200x1");

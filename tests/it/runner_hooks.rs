@@ -60,7 +60,7 @@ impl Runner {
             ("GITHUB_JOB", "train"),
             ("GITHUB_WORKFLOW", "Train"),
             ("GITHUB_SERVER_URL", "https://github.com"),
-            // Nothing listens there: a hook that asks GitHub unasked is seen.
+            // Nothing listens there: a hook that calls GitHub without configuration is seen.
             ("GITHUB_API_URL", "http://127.0.0.1:1"),
             ("RUNNER_NAME", "gpu-17"),
             ("RUNNER_OS", "Linux"),
@@ -355,7 +355,7 @@ fn in_a_container_what_is_seen_is_the_runners() {
     std::fs::write(node.sysroot().join(".dockerenv"), "").expect("a file");
     let (code, stdout, stderr) = runner().pre_job(&node);
     assert_eq!(code, 0, "{stdout}{stderr}");
-    // What CUDA is told comes first there, too.
+    // CUDA's variable comes first there, too.
     let blind = runner().with("CUDA_VISIBLE_DEVICES", "-1");
     assert_eq!(blind.pre_job(&node).0, 3);
 }
@@ -516,7 +516,7 @@ fn a_failed_gpu_quarantines_the_runner_until_it_is_released() {
         )
     );
 
-    // The machine is well again, and still nobody has said so.
+    // The machine is well again, and the quarantine was not released.
     let mended = Node::healthy("h200x1");
     let (code, stdout, _) = runner.pre_job(&mended);
     assert_eq!(code, 1);
@@ -585,7 +585,7 @@ fn a_quarantine_that_cannot_be_told_or_kept_lets_nobody_in() {
         "{stdout}"
     );
 
-    // The folder cannot be made, and the GPU fails: the job is stopped, and it is said that later
+    // The folder cannot be made, and the GPU fails: the job is stopped, with the note that later
     // ones are not.
     let faulty = Node::with_fault("h200x1", "ecc-volatile-uncorrectable");
     let runner = quick().with("GPU_VALIDATOR_HOOK_STATE", "/proc/no-such-folder");
@@ -837,7 +837,7 @@ fn a_kernel_log_that_was_written_over_during_the_job_says_nothing_of_it() {
     assert!(stdout.contains(says), "{stdout}");
 }
 
-/// The hook behind the job runs on a node that is not what it was before.
+/// The hook after the job runs on a changed node.
 fn after_on(before: &Node, after: &Node, fail_on: &str) -> Said {
     let runner = quick()
         .with("GPU_VALIDATOR_HOOK_POST_FAIL_ON", fail_on)
@@ -875,7 +875,7 @@ fn what_a_job_did_to_the_gpus_is_told() {
             2,
             "new Xids could not be read",
         ),
-        // A process that cannot be seen from here is nobody that could be ended.
+        // A process that cannot be seen from here cannot be ended.
         (
             "foreign-process",
             "not-judged",
@@ -1015,7 +1015,7 @@ fn a_quarantined_runner_loses_its_labels_and_gets_them_back() {
         runner.mark().expect("a mark")["labels_removed"],
         serde_json::json!(["gpu", "h200"])
     );
-    // A job could have written the mark, so that its labels are told and not acted on.
+    // A job could have written the mark, so that its labels are reported and not acted on.
     let (code, _, stderr) = runner.release(
         &faulty,
         &[

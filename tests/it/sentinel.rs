@@ -4,6 +4,7 @@ use std::fs::File;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cluster::kubelet::{Container, Kubelet, KubeletScript};
 use serde_json::Value;
 use simulator::state::ProcessSlot;
 
@@ -481,6 +482,75 @@ fn a_mode_that_is_set_while_a_worker_runs_is_noticed() {
     sentinel.until(0, "working");
 }
 
+/// Every kind of newcomer that NVML can show: a process with memory, one with a context alone, a
+/// display server, and memory that no list explains (a container's, or another PID namespace's).
+#[test]
+fn newcomers_of_each_kind_get_the_gpu_until_they_leave() {
+    let node = Node::healthy("h100-pcie-2");
+    let mut sentinel = Sentinel::start(&node, &[]);
+    let kinds = [
+        (
+            "processes.job={gpu: 1, pid: 4000001, memory: 20GiB}",
+            "4000001",
+        ),
+        (
+            "processes.idle={gpu: 1, pid: 4000002, memory: 0B}",
+            "4000002",
+        ),
+        (
+            "processes.Xorg={gpu: 1, pid: 4000003, memory: 40MiB, graphics: true}",
+            "4000003",
+        ),
+        (
+            "processes.hidden={gpu: 1, pid: 4000004, memory: 8GiB, listed: false}",
+            "memory",
+        ),
+    ];
+    for (newcomer, reason) in kinds {
+        sentinel.until(0, "working");
+        sentinel.until(1, "working");
+        change(&node, false, &[newcomer]);
+        sentinel.until(1, "away");
+        let gpu = sentinel.gpu(1);
+        assert!(
+            gpu["reason"].to_string().contains(reason),
+            "{newcomer}: {gpu}"
+        );
+        assert_eq!(gpu["pid"], Value::Null, "{newcomer}: {gpu}");
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(sentinel.state(1), "away", "{newcomer}");
+        change(&node, true, &[]);
+    }
+    sentinel.until(1, "working");
+    assert_eq!(sentinel.interrupt().0, 0);
+}
+
+/// It was right until then.
+#[test]
+fn a_wrong_number_at_work_ends_the_work_on_that_gpu_alone() {
+    let node = Node::healthy("h100-pcie-2");
+    let mut sentinel = Sentinel::start(&node, &[]);
+    for gpu in 0..2 {
+        sentinel.until(gpu, "working");
+    }
+    eventually("verified memory", || {
+        sentinel.gpu(1)["bytes_verified"].as_u64() > Some(0)
+    });
+    change(
+        &node,
+        false,
+        &["gpus.1.wrong_results={kind: bit, kernel: memory_write}"],
+    );
+    sentinel.until(1, "ill");
+    eventually("the end of its worker", || sentinel.gpu(1)["pid"].is_null());
+    assert_eq!(sentinel.memory_used(1), 0);
+    assert_eq!(sentinel.state(0), "working");
+    let (code, report, _) = ask(&node, &["report", "--junit", "-"]);
+    assert_eq!(code, 1);
+    assert_eq!(report.matches("<failure").count(), 1, "{report}");
+    assert_eq!(sentinel.interrupt().0, 1);
+}
+
 #[test]
 fn a_gpu_that_is_lost_at_work_is_left_alone() {
     let node = Node::healthy("h200x1");
@@ -490,6 +560,25 @@ fn a_gpu_that_is_lost_at_work_is_left_alone() {
     sentinel.until(0, "ill");
     eventually("the end of its worker", || sentinel.gpu(0)["pid"].is_null());
     assert_eq!(sentinel.interrupt().0, 1);
+}
+
+#[test]
+fn a_gpu_that_is_lost_disturbs_no_neighbour() {
+    let node = Node::healthy("h100-pcie-2");
+    let mut sentinel = Sentinel::start(&node, &[]);
+    sentinel.until(0, "working");
+    sentinel.until(1, "working");
+    let (pid, launches) = (sentinel.gpu(1)["pid"].clone(), sentinel.launches(1));
+    change(&node, false, &["gpus.0.lost=true"]);
+    sentinel.until(0, "ill");
+    eventually("more work on the neighbour", || {
+        sentinel.launches(1) > launches + 10
+    });
+    std::thread::sleep(Duration::from_millis(700));
+    let neighbour = sentinel.gpu(1);
+    assert_eq!(neighbour["state"], "working", "{neighbour}");
+    assert_eq!(neighbour["pid"], pid, "{neighbour}");
+    assert!(neighbour["finding"].is_null(), "{neighbour}");
 }
 
 #[test]
@@ -544,6 +633,81 @@ fn a_status_that_cannot_be_written_delays_no_yield() {
     let state = node.state();
     let _newcomer = Newcomer::with_memory(&state, 0, 600 * MIB);
     eventually("freed memory", || sentinel.memory_used(0) == 600 * MIB);
+}
+
+#[test]
+fn a_power_cap_lowers_the_share_of_time_in_which_a_worker_computes() {
+    let node = Node::healthy("h200x1");
+    let mut sentinel = Sentinel::start(&node, &["--max-power", "15%"]);
+    sentinel.until(0, "working");
+    // Idle, an H200 draws more than a tenth of its limit: the cap is near its idle power.
+    let duty = |sentinel: &Sentinel<'_>| sentinel.gpu(0)["duty"].as_f64().unwrap_or(1.0);
+    eventually("a lower duty cycle", || duty(&sentinel) < 0.5);
+    assert!(sentinel.gpu(0)["power_mw"].as_u64() > Some(0));
+    // It still works, and what it verifies is right.
+    let before = sentinel.gpu(0)["bytes_verified"].as_u64();
+    eventually("verified memory", || {
+        sentinel.gpu(0)["bytes_verified"].as_u64() > before
+    });
+    assert_eq!(sentinel.state(0), "working");
+    assert_eq!(sentinel.interrupt().0, 0);
+    // Without a cap it always computes.
+    let mut sentinel = Sentinel::start(&node, &[]);
+    sentinel.until(0, "working");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!((duty(&sentinel) - 1.0).abs() < f64::EPSILON);
+    let (code, _, stderr) = said(&mut command(&node, &["--max-power", "0%"]));
+    assert_eq!(code, 3, "{stderr}");
+}
+
+fn pod_with(ids: &[String]) -> Container {
+    Container {
+        namespace: "team-a".to_owned(),
+        pod: "train-0".to_owned(),
+        container: "main".to_owned(),
+        resource: "nvidia.com/gpu".to_owned(),
+        device_ids: ids.to_vec(),
+    }
+}
+
+#[test]
+fn a_gpu_that_the_kubelet_gave_to_a_pod_is_left_alone_until_it_is_taken_back() {
+    let node = Node::healthy("h100-pcie-2");
+    let uuids: Vec<String> = {
+        let scenario = node.state().scenario();
+        scenario.gpus.iter().map(|it| it.uuid.clone()).collect()
+    };
+    let root = node.sysroot().join("var/lib/kubelet");
+    let script = |containers: Vec<Container>| KubeletScript {
+        containers,
+        ..KubeletScript::healthy(&uuids)
+    };
+    let kubelet = Kubelet::start(&root, script(vec![pod_with(&uuids[1..])]));
+    let mut sentinel = Sentinel::start(&node, &[]);
+    sentinel.until(0, "working");
+    sentinel.until(1, "withheld");
+    assert_eq!(sentinel.memory_used(1), 0);
+    let reason = sentinel.gpu(1)["reason"].to_string();
+    assert!(reason.contains("team-a/train-0"), "{reason}");
+    // No answer is no free GPU.
+    drop(kubelet);
+    sentinel.until(0, "withheld");
+    eventually("freed memory", || sentinel.memory_used(0) == 0);
+    // The pod has ended.
+    let kubelet = Kubelet::start(&root, script(Vec::new()));
+    sentinel.until(0, "working");
+    sentinel.until(1, "working");
+    drop(kubelet);
+    // A replica of a time-sliced GPU is the GPU; an id of another form may be any.
+    let replica = pod_with(&[format!("{}::3", uuids[0])]);
+    let kubelet = Kubelet::start(&root, script(vec![replica]));
+    sentinel.until(1, "working");
+    sentinel.until(0, "withheld");
+    drop(kubelet);
+    let _kubelet = Kubelet::start(&root, script(vec![pod_with(&["nvidia0".to_owned()])]));
+    sentinel.until(1, "withheld");
+    sentinel.until(0, "withheld");
+    assert_eq!(sentinel.interrupt().0, 0);
 }
 
 /// From the newcomer's memory to the last of ours.

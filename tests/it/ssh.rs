@@ -196,7 +196,7 @@ fn kill(processes: &[u32]) {
         .status();
 }
 
-/// A run that waits on the other side, with what it said at its start.
+/// A run that waits on the other side, with its first output.
 struct Running {
     xtask: Child,
     remote_folder: PathBuf,

@@ -1,5 +1,5 @@
-//! `cargo xtask tf`: what is asked of terraform, and of the user, with a stand-in for terraform
-//! that writes down its calls.
+//! `cargo xtask tf`: the calls of terraform and the prompts for the user, with a stand-in for
+//! terraform that records its calls.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};

@@ -216,7 +216,7 @@ exit 0"#;
 fn one_instance_is_launched_safely_judged_and_terminated() {
     let account = Account::prepare();
     let stand_in = stand_in(&account.server.folder, PASSES);
-    // Before its boot nobody may log in; then only the key in its user data opens it.
+    // Before its boot no user may log in; then only the key in its user data opens it.
     let authorized_keys = account.server.folder.write("user-key.pub", "");
     let xtask = account
         .validate_ami(&stand_in, "plain", "")

@@ -69,8 +69,8 @@ impl Step {
 
 #[test]
 fn the_action_tells_verdict_coverage_and_where_the_reports_are() {
-    // The host's log and services are those of the machine that runs the tests, so only what is
-    // said is compared.
+    // The host's log and services are those of the machine that runs the tests, so only the output
+    // is compared.
     let node = Node::healthy("h200x1");
     let step = Step::new();
     let (code, stdout, stderr) = step.run(&node);
@@ -159,7 +159,7 @@ fn serve(path: &'static str, content: Vec<u8>) -> String {
 }
 
 /// Serves files, each at its path, until the test ends.
-fn serve_all(files: Vec<(&'static str, Vec<u8>)>) -> String {
+pub(crate) fn serve_all(files: Vec<(&'static str, Vec<u8>)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     std::thread::spawn(move || {
@@ -424,6 +424,7 @@ fn built() -> Scratch {
         );
         std::fs::write(folder.join("dist/SHA256SUMS"), sums.1).expect("written");
     }
+    out.write("built/images/kubernetes-images.yaml", "images: []\n");
     out
 }
 
@@ -456,8 +457,12 @@ fn a_release_holds_both_architectures_under_one_list_of_checksums() {
             "gpu-validator-x86_64.rpm",
             "gpu-validator.1",
             "gpu-validator.cdx.json",
+            "install.sh",
+            "kubernetes-images.yaml",
         ]
     );
+    let installs = out.read("release/install.sh");
+    assert!(installs.contains("\nversion='0.1.0'\n"), "{installs}");
     assert_eq!(
         out.read("release/gpu-validator-aarch64"),
         "aarch64 dist/gpu-validator"
@@ -523,6 +528,63 @@ fn the_released_action_names_its_version_and_checksums() {
         stderr.contains("has no checksum of gpu-validator"),
         "{stderr}"
     );
+}
+
+/// `docker buildx imagetools inspect` is a registry's answer.
+fn release_images(version: &str, digest: &str, registry: &str) -> Said {
+    let out = Scratch::new();
+    let docker = format!(
+        "#!/bin/sh\n[ \"$1 $2 $3\" = 'buildx imagetools inspect' ] || exit 9\n\
+         case $4 in nvcr.io/*:[0-9v]*) {registry} ;; *) exit 8 ;; esac\n"
+    );
+    let docker = out.write("bin/docker", docker);
+    let made = Command::new("chmod").arg("+x").arg(docker).status();
+    assert!(made.expect("chmod runs").success());
+    let path = std::env::var("PATH").expect("PATH");
+    said(
+        Command::new("bash")
+            .arg(script("release-images.sh"))
+            .args(["ghcr.io/someone/gpu-validator", version, digest])
+            .env("PATH", format!("{}:{path}", out.path("bin").display())),
+    )
+}
+
+#[test]
+fn a_release_names_every_image_by_its_digest() {
+    let (ours, theirs) = ("a".repeat(64), "b".repeat(64));
+    let ours = format!("sha256:{ours}");
+    let registry = format!("echo sha256:{theirs}");
+    let (code, stdout, stderr) = release_images("0.1.0", &ours, &registry);
+    assert_eq!(code, 0, "{stderr}");
+    let images =
+        std::fs::read_to_string(script("../manifests/kubernetes/images/kustomization.yaml"));
+    let images = images.expect("read");
+    let names = images.lines().filter(|it| it.starts_with("  - name: "));
+    let digests = stdout
+        .lines()
+        .filter(|it| it.starts_with("    digest: sha256:"));
+    assert_eq!(digests.count(), names.count(), "{stdout}");
+    assert!(
+        stdout.contains(&format!(
+            "  - name: ghcr.io/gpu-bringup/gpu-validator\n    newName: ghcr.io/someone/gpu-validator\n    newTag: 0.1.0\n    digest: {ours}\n"
+        )),
+        "{stdout}"
+    );
+    for (version, digest, registry, message) in [
+        (
+            "0.2.0",
+            ours.as_str(),
+            registry.as_str(),
+            "the release is 0.2.0",
+        ),
+        ("0.1.0", "sha256:1", &registry, "has the digest 'sha256:1'"),
+        ("0.1.0", &ours, "echo", "has the digest ''"),
+        ("0.1.0", &ours, "exit 1", ""),
+    ] {
+        let (code, _, stderr) = release_images(version, digest, registry);
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
+    }
 }
 
 /// `uses: OWNER/gpu-bringup@v1` is the same action as

@@ -51,7 +51,7 @@ fn xtask(arguments: &[&str]) -> Output {
         .expect("xtask runs")
 }
 
-/// A stand-in that writes every report it is asked for, then does `ending`.
+/// A stand-in that writes every requested report, then does `ending`.
 pub(crate) fn stand_in(folder: &Folder, ending: &str) -> PathBuf {
     let script = format!(
         r#"#!/bin/sh

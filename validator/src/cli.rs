@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, and the exit code of each answer.
+//! The command line: its arguments, and the exit code of each command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,10 +10,10 @@ use crate::commands;
 use crate::commands::worker::WorkerCommand;
 use validator_core::findings::ExitStatus;
 
-/// Says whether this GPU node may take work.
+/// Reports whether this GPU node may take work.
 ///
 /// Reads the machine (driver, CUDA, the health of every GPU), works every GPU with computations
-/// that are verified, and says what is wrong, on which GPU, and what to do.
+/// that are verified, and reports each problem with its GPU and its remedy.
 #[derive(Debug, Parser)]
 #[command(
     name = "gpu-validator",

@@ -30,7 +30,7 @@ pub(crate) struct Loaded<T> {
     pub(crate) library: T,
     /// The path by which it had to be loaded, since the loader does not find its name.
     pub(crate) by_path: Option<String>,
-    /// What the loader said of its name, where it found a file that cannot be loaded.
+    /// The loader's error for its name, where it found a file that cannot be loaded.
     pub(crate) unloadable: Option<String>,
 }
 
@@ -67,7 +67,7 @@ fn load_first<T, E: std::fmt::Display>(
     Err(errors.join("; "))
 }
 
-/// Whether the loader says that there is no such file at all.
+/// Whether the loader reports that there is no such file at all.
 // Source: dlopen(3), whose messages end as strerror(3) puts it.
 pub(super) fn is_missing(error: &str) -> bool {
     error.contains("No such file or directory")
@@ -97,7 +97,7 @@ pub(crate) fn simulator_scenario(library: &Library) -> Option<String> {
     .ok()?;
     // SAFETY: the signature is the simulator's, see above.
     let text = unsafe { marker() };
-    // The marker's presence alone says that the library is simulated; the name is for people.
+    // The marker's presence alone shows that the library is simulated; the name is for people.
     let unnamed = "unnamed".to_owned();
     if text.is_null() {
         return Some(unnamed);

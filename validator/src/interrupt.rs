@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Stands where the number of a signal would: the time of the run is over.
 const DEADLINE: usize = usize::MAX;
 
-/// Whether a signal or the run's deadline asked the run to stop; every wait of the probes looks at
-/// it.
+/// Whether a signal or the run's deadline stops the run; every wait of the probes looks at it.
 ///
 /// Its flag fits `signal_hook::flag::register_usize(SIGTERM, interrupt.flag(), SIGTERM)`.
 #[derive(Clone, Debug, Default)]
@@ -22,19 +21,19 @@ impl Interrupt {
         Arc::clone(&self.signal)
     }
 
-    /// Asks to stop, as this signal would.
+    /// Requests a stop, as this signal would.
     pub(crate) fn request(&self, signal: usize) {
         self.signal.store(signal, Ordering::SeqCst);
     }
 
-    /// Asks to stop because the time of the run is over, unless a signal asked before.
+    /// Requests a stop because the time of the run is over, unless a signal came before.
     pub(crate) fn request_by_deadline(&self) {
         let _ = self
             .signal
             .compare_exchange(0, DEADLINE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// The number of the signal that asked to stop.
+    /// The number of the signal that requested the stop.
     pub(crate) fn signal(&self) -> Option<usize> {
         match self.signal.load(Ordering::SeqCst) {
             0 => None,

@@ -12,12 +12,15 @@
 //!   deferred until after the load.
 //! - Checks, findings and reports are the crate `validator_core`: pure functions, without IO.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod cli;
 mod cli_values;
 mod commands;
 mod cuda;
 mod driver_libraries;
 mod interrupt;
+mod job_control;
 mod owned_folder;
 mod plan;
 mod probe;

@@ -1,12 +1,13 @@
 //! What a burn is to do and how far it is: types that commands, session and workloads share.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use validator_core::facts::{AllocationPhase, Precision, SensorSample};
+use validator_core::facts::{AllocationPhase, Layout, Precision, SensorSample};
 use validator_core::plan::EngineChoice;
 
-/// What is asked of a burn.
+/// The request to a burn.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BurnOptions {
     /// All precisions together.
@@ -71,6 +72,20 @@ impl AllocationOptions {
             share,
         }
     }
+}
+
+/// The request for a user's command under layouts of GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LayoutOptions {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    pub layouts: Vec<Layout>,
+    /// UUIDs; empty: every GPU.
+    pub gpus: Vec<String>,
+    /// Of each layout.
+    pub time_limit: Duration,
+    /// Gives the command a GPU although others use it.
+    pub share: bool,
 }
 
 /// How far the allocation test is.

@@ -1,4 +1,4 @@
-//! Facts of real machines, and what must be said of them.
+//! Facts of real machines, and their expected verdicts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn judge(machine: &str) -> Run {
 
 fn expected_verdict(expected: &Expected, finding: &Finding) -> Verdict {
     let of_subject = match finding.subject {
-        Subject::Host => &expected.host,
+        Subject::Host | Subject::Environment(_) => &expected.host,
         Subject::Gpu(_) => &expected.gpu,
     };
     of_subject

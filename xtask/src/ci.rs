@@ -57,8 +57,8 @@ const SIMULATOR: &str = "tests/simulator/Cargo.toml";
 /// The order is that of cost: what takes seconds comes first.
 ///
 /// The advisories of cargo-deny are left out: they come from a database on GitHub that changes
-/// under a commit, so they belong to a scheduled job and not to the question whether this commit is
-/// right.
+/// under a commit, so they belong to a scheduled job (`workflows/nightly.yml`) and not to the
+/// question whether this commit is right.
 fn steps(fuzz_inputs: u32) -> Vec<Step> {
     let tools = workspace::tools();
     let (deny, linters) = (
@@ -84,7 +84,15 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 linters.display()
             ),
         ),
-        // The folder's copies in .github are what GitHub reads; a test says that both are the same.
+        step(
+            "report-schemas",
+            &format!(
+                "cargo xtask tools linters \
+                 && {}/check-jsonschema --schemafile tests/schemas/ctrf.schema.json tests/golden/*.ctrf.json",
+                linters.display()
+            ),
+        ),
+        // The folder's copies in .github are what GitHub reads; a test compares both.
         step(
             "workflows",
             &format!(
@@ -138,7 +146,13 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
         }),
         step("test", "cargo xtask test product timing"),
         step("infrastructure-tests", "cargo xtask test infrastructure").with_inputs(Inputs {
-            paths: &["terraform", "packer", "manifests/profiles", "tests/golden"],
+            paths: &[
+                "terraform",
+                "packer",
+                "manifests/profiles",
+                "manifests/slurm",
+                "tests/golden",
+            ],
             packages: &[
                 "tests/it/Cargo.toml",
                 "packer/tasks/Cargo.toml",
@@ -284,7 +298,7 @@ fn run_steps(steps: &[Step], all: bool, tests: &mut Counts) -> anyhow::Result<us
             }
             Plan::Run(planned) => run_step(step, tests).and_then(|passed| planned.passed(passed)),
         };
-        // Waited for in any case: nothing is left running behind a failure.
+        // Waited for in any case: nothing keeps running after a failure.
         let beside = beside.map_or(Ok(()), |(it, number, planned)| {
             announce(number, it.step);
             it.finish().and_then(|()| planned.passed(0))
@@ -374,7 +388,7 @@ impl Step {
     }
 }
 
-/// A step that runs beside another, whose output is shown when both have ended.
+/// A step that runs in parallel with another, whose output is shown when both have ended.
 #[derive(Debug)]
 struct Beside<'s> {
     step: &'s Step,
@@ -412,7 +426,7 @@ fn shell(command: &str) -> Command {
     shell
 }
 
-/// Runs the tests, passing their output on, and adds up what each test binary says at its end.
+/// Runs the tests, passing their output on, and adds up the results of each test binary.
 fn run_tests(command: &str, tests: &mut Counts) -> anyhow::Result<bool> {
     let mut child = shell(command).stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("stdout is not a pipe")?;

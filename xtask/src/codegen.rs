@@ -17,6 +17,7 @@ const SECTIONS: [&str; 4] = ["Why", "How it is judged", "What to do", "Source"];
 
 /// The stages in the order in which a run goes through them.
 const STAGES: [&str; 3] = ["Host", "Gpu", "Load"];
+const JUDGES: [&str; 3] = ["Host", "EachGpu", "EachEnvironment"];
 const LEVELS: [&str; 4] = ["Image", "Quick", "Standard", "Extended"];
 
 /// Write validator/core/src/checks/mod.rs and CHECKS.md from the files of the checks
@@ -54,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is told of a check outside its own file.
+/// What is known of a check outside its own file.
 #[derive(Debug, PartialEq, Eq)]
 struct Check {
     id: String,
@@ -63,7 +64,8 @@ struct Check {
     stage: usize,
     /// Position in [`LEVELS`].
     level: usize,
-    each_gpu: bool,
+    /// Position in [`JUDGES`].
+    judge: usize,
     documentation_url: String,
     /// Title and Markdown of each section.
     sections: Vec<(String, String)>,
@@ -109,7 +111,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Check> {
         title,
         stage: position(&STAGES, &word_after(fields, "stage: Stage::")?)?,
         level: position(&LEVELS, &word_after(fields, "level: Level::")?)?,
-        each_gpu: position(&["Host", "EachGpu"], &judge)? == 1,
+        judge: position(&JUDGES, &judge)?,
         documentation_url: quoted_after(fields, "documentation_url:")?,
         sections,
     })
@@ -278,7 +280,7 @@ same on the machine.
 }
 
 fn subject(check: &Check) -> &'static str {
-    if check.each_gpu { "each GPU" } else { "host" }
+    ["host", "each GPU", "each Python environment"][check.judge]
 }
 
 #[cfg(test)]
@@ -315,13 +317,8 @@ pub(crate) const CHECK: Check = Check {
     fn a_check_is_read_from_its_file() {
         let check = parse("power_limit", FILE).expect("a well-formed check");
         assert_eq!(
-            (
-                check.title.as_str(),
-                check.stage,
-                check.level,
-                check.each_gpu
-            ),
-            ("Power limit is the wanted one", 1, 1, true)
+            (check.title.as_str(), check.stage, check.level, check.judge),
+            ("Power limit is the wanted one", 1, 1, 1)
         );
         assert_eq!(check.sections[1].1, "- by `x`\n  - and `y`");
         let document = document(std::slice::from_ref(&check));

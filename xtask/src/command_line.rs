@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Tells the user something. Unlike `eprintln!` it does not panic when the terminal is gone: what
+/// Prints a line for the user. Unlike `eprintln!` it does not panic when the terminal is gone: what
 /// was begun must still be brought to its end then.
 #[macro_export]
 macro_rules! say {

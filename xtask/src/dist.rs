@@ -22,8 +22,8 @@ const TRIPLE: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// The size that we promise for the stripped binary (BENCHMARKS.md): it is copied to every machine
-/// that it judges.
-const LARGEST_BINARY_BYTES: u64 = 12_000_000;
+/// that it judges. 12 MB before environments, sentinel, allocation test and remote runs were in it.
+const LARGEST_BINARY_BYTES: u64 = 15_000_000;
 
 /// Build the portable release binary, its man page and completions into target/dist
 #[derive(Debug, clap::Args)]
@@ -156,7 +156,8 @@ fn zigbuild(arguments: &[&str]) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     let cargo = workspace::cargo();
     let target = format!("{TRIPLE}.{OLDEST_GLIBC}");
-    // cargo-zigbuild asks the first `python3` for zig: that of the environment it was installed in.
+    // cargo-zigbuild takes zig from the first `python3`: that of the environment it was installed
+    // in.
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", bin.display());
     let cargo_zigbuild = bin.join("cargo-zigbuild");

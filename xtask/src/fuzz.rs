@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let results = threads
             .into_iter()
             .map(|it| it.join().unwrap_or_else(panicked));
-        // All are waited for before any error is told.
+        // All end before any error is reported.
         results.collect::<Vec<_>>().into_iter().collect()
     })
 }

@@ -1,5 +1,5 @@
 //! Proves from the binary's own tables that it starts on an old glibc: readelf lists which
-//! libraries it needs and which symbol versions it asks of them.
+//! libraries it needs and which symbol versions it requires of them.
 
 use std::path::Path;
 

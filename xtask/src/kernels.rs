@@ -1,9 +1,9 @@
 //! `cargo xtask kernels`: builds the GPU kernels of `validator/src/workload/gemm/cuda` to PTX and
 //! cubins, which are committed.
 //!
-//! Nobody who builds the validator needs a CUDA toolkit: NVIDIA's compiler comes from `PyPI`,
-//! pinned, and only this task uses it. The manifest beside the results holds what they were made
-//! from, so that a stale file is found without it.
+//! To build the validator no CUDA toolkit is needed: NVIDIA's compiler comes from `PyPI`, pinned,
+//! and only this task uses it. The manifest next to the results holds what they were made from, so
+//! that a stale file is found without it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -103,11 +103,11 @@ const HOPPER_INSTRUCTIONS: [(&str, &str, usize); 7] = [
 /// All of `built` together, because every byte of it is in every binary that ships.
 const MAXIMUM_BUILT_BYTES: u64 = 2_500_000;
 
-/// Builds the kernels, or with `check` says whether the committed ones are what the sources give.
+/// Builds the kernels, or with `check` reports whether the committed ones match the sources.
 ///
 /// A check needs no compiler while the manifest agrees with every file. When it does not, the
-/// kernels are built beside the committed ones and compared, so that the message says whether only
-/// the manifest is old or the kernels are.
+/// kernels are built in another folder and compared, so that the message states whether only the
+/// manifest is old or the kernels are.
 pub(crate) fn run(sh: &Shell, check: bool) -> anyhow::Result<()> {
     let _folder = sh.push_dir(workspace::root());
     let difference = manifest_difference(sh)?;
@@ -222,7 +222,7 @@ fn with_ptx_version(ptx: &str, version: &str) -> anyhow::Result<String> {
 
 fn require_hopper_instructions(sh: &Shell, cuobjdump: &Path, folder: &Path) -> anyhow::Result<()> {
     let cubin = folder.join("gemm_sm90a.sm_90a.cubin");
-    // cuobjdump starts nvdisasm, which lies beside it.
+    // cuobjdump starts nvdisasm of the same folder.
     let tools = cuobjdump.parent().unwrap_or(cuobjdump);
     let search = std::env::join_paths(
         std::iter::once(tools.to_path_buf()).chain(

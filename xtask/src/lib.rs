@@ -4,11 +4,13 @@
 pub mod command_line;
 pub mod debian_userland;
 pub mod dist;
+pub mod json_schema;
 pub mod loopback;
 pub mod tools;
 pub mod workspace;
 
 mod ci;
+mod cloudwatch;
 mod codegen;
 mod delegated;
 mod fuzz;

@@ -1,5 +1,5 @@
-//! `cargo xtask monitoring`: alert rules and dashboard, held against Prometheus, Grafana's schema
-//! and the metrics that there are.
+//! `cargo xtask monitoring`: alert rules, dashboard and the example for the `CloudWatch` agent,
+//! held against Prometheus, Grafana's schema, the agent's keys and the metrics that there are.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use xshell::{Shell, cmd};
 
+use crate::cloudwatch;
 use crate::tools::GRAFANA_SDK;
 use crate::workspace;
 
@@ -20,7 +21,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let dashboard = folder().join("gpu-validator.dashboard.json");
     alert_rules(&shell, &rules)?;
     schema(&shell, &dashboard)?;
-    let written = written_metrics(&shell)?;
+    let reports = reports(&shell)?;
+    cloudwatch::check(&shell, &folder(), &reports)?;
+    let written: BTreeSet<String> = reports.iter().flat_map(|it| metrics(it)).collect();
+    ensure!(written.len() > 5, "the expected reports hold no metrics");
     for file in [rules, dashboard] {
         let unknown = unknown(&shell.read_file(&file)?, &written);
         ensure!(
@@ -29,7 +33,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
             file.display()
         );
     }
-    println!("alert rules and dashboard read only metrics that gpu-validator writes");
+    println!(
+        "alert rules, dashboard and CloudWatch agent read only metrics that gpu-validator writes"
+    );
     Ok(())
 }
 
@@ -76,18 +82,16 @@ fn schema(shell: &Shell, dashboard: &PathBuf) -> anyhow::Result<()> {
         .context("the dashboard does not fit Grafana's schema")
 }
 
-/// Every metric of the expected reports.
-fn written_metrics(shell: &Shell) -> anyhow::Result<BTreeSet<String>> {
+/// The expected reports as metrics.
+fn reports(shell: &Shell) -> anyhow::Result<Vec<String>> {
     let folder = workspace::root().join("tests/golden");
-    let mut written = BTreeSet::new();
+    let mut reports = Vec::new();
     for file in shell.read_dir(folder)? {
         if file.extension().is_some_and(|it| it == "prom") {
-            let text = String::from_utf8_lossy(&shell.read_binary_file(&file)?).into_owned();
-            written.extend(metrics(&text));
+            reports.push(String::from_utf8_lossy(&shell.read_binary_file(&file)?).into_owned());
         }
     }
-    ensure!(written.len() > 5, "the expected reports hold no metrics");
-    Ok(written)
+    Ok(reports)
 }
 
 fn metrics(text: &str) -> BTreeSet<String> {

@@ -185,3 +185,26 @@ fn the_same_rust_is_named_everywhere() {
     let count = pins.iter().filter(|it| it.name == "rust").count();
     assert_eq!(count, 2, "Cargo.toml and .ci/run");
 }
+
+/// A tag can be moved to another image.
+#[test]
+fn images_of_others_are_pinned_by_digest() {
+    let configuration = configuration();
+    let rules = configuration["packageRules"].as_array().expect("rules");
+    let rule = rules.iter().find(|it| it["pinDigests"] == true);
+    let rule = rule.expect("a rule that pins digests");
+    for manager in ["dockerfile", "kustomize"] {
+        let managers = rule["matchManagers"].as_array().expect("managers");
+        assert!(managers.iter().any(|it| it == manager), "{manager}");
+    }
+    // Renovate reads the base of a Dockerfile from the argument's default.
+    for file in files().iter().filter(|it| it.ends_with("Dockerfile")) {
+        let text = read(file);
+        for line in text.lines().filter(|it| it.starts_with("FROM ${")) {
+            let name = line["FROM ${".len()..].split('}').next().expect("a name");
+            let default = format!("ARG {name}=");
+            let image = text.lines().find_map(|it| it.strip_prefix(&default));
+            assert!(image.is_some_and(|it| it.contains(':')), "{file}: {name}");
+        }
+    }
+}

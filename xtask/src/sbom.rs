@@ -11,7 +11,7 @@ use crate::{packages, tools, workspace};
 /// The file's name in the folder that ships.
 pub(crate) const NAME: &str = "gpu-validator.cdx.json";
 
-/// Writes the list beside the binary that was built for `triple`, and adds its checksum to the
+/// Writes the list next to the binary that was built for `triple`, and adds its checksum to the
 /// others.
 pub(crate) fn write(folder: &Path, triple: &str) -> anyhow::Result<()> {
     let cyclonedx = tools::CARGO_CYCLONEDX.install()?;
@@ -34,7 +34,7 @@ pub(crate) fn write(folder: &Path, triple: &str) -> anyhow::Result<()> {
     .context("what the binary is made of could not be listed");
     let text =
         std::fs::read_to_string(workspace::root().join("validator/gpu-validator_bin.cdx.json"));
-    // It writes one list for each binary of the workspace, beside the sources.
+    // It writes one list for each binary of the workspace, next to the sources.
     for list in lists()? {
         shell.remove_path(list)?;
     }
@@ -52,7 +52,7 @@ pub(crate) fn write(folder: &Path, triple: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists that lie beside the sources.
+/// Lists that lie next to the sources.
 fn lists() -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for package in packages::of_workspace(&workspace::shell()?)? {
@@ -71,7 +71,7 @@ fn without_local_paths(text: &str, root: &Path) -> String {
     text.replace(&root.display().to_string(), "/gpu-bringup")
 }
 
-/// A list without the crates that everybody knows to be in the binary is none.
+/// A list without crates that are known to be in the binary is invalid.
 fn check(text: &str) -> anyhow::Result<()> {
     let list: Value = serde_json::from_str(text).context("the list is not JSON")?;
     let components = list["components"]

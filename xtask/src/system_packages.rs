@@ -1,8 +1,8 @@
 //! `cargo xtask packages`: the validator as a package for Debian and Ubuntu, and for distributions
 //! with RPM.
 //!
-//! What is in them is said in validator/Cargo.toml. The checks install, run and remove both by the
-//! distributions' own programs.
+//! Their contents are listed in validator/Cargo.toml. The checks install, run and remove both by
+//! the distributions' own programs.
 
 use std::path::{Path, PathBuf};
 

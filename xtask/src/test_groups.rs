@@ -53,7 +53,7 @@ const TIMING_MODULES: [&str; 6] = [
 ];
 
 /// Modules of [`DIVIDED`] that test crates which the validator is not built from.
-const INFRASTRUCTURE_MODULES: [&str; 3] = ["ssh", "terraform", "validate_ami_aws"];
+const INFRASTRUCTURE_MODULES: [&str; 4] = ["slurm", "ssh", "terraform", "validate_ami_aws"];
 
 impl Group {
     /// That of a test of [`DIVIDED`], `burn::a_burn_ends`.

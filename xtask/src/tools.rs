@@ -17,7 +17,7 @@ use crate::workspace;
 pub struct PythonTools {
     /// Name of the folder below `target/tools`.
     pub name: &'static str,
-    /// What the packages are for, said when they cannot be installed.
+    /// The purpose of the packages, reported when they cannot be installed.
     pub purpose: &'static str,
     /// Every package with its version, the indirect ones too: pip resolves nothing by itself.
     pub packages: &'static [&'static str],
@@ -315,7 +315,16 @@ pub(crate) const GRAFANA_SDK: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 10] = [
+/// NVIDIA's run-time compiler as its users install it, for the discovery of libraries: the smallest
+/// of the wheels (24 MB) that both architectures have.
+pub const NVRTC: PythonTools = PythonTools {
+    name: "nvrtc",
+    purpose: "finding the libraries of a real wheel",
+    packages: &["nvidia-cuda-nvrtc-cu12==12.3.107"],
+    source_packages: &[],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 11] = [
     &ZIGBUILD,
     &JUNIT_READERS,
     &NVML_CLIENTS,
@@ -326,6 +335,7 @@ const PYTHON_TOOLS: [&PythonTools; 10] = [
     &KUBERNETES_SCHEMAS,
     &GRAFANA_SDK,
     &GO,
+    &NVRTC,
 ];
 
 /// Install the pinned tools that the tasks use, below target/tools

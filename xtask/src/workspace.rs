@@ -69,7 +69,7 @@ pub fn without_cargos_library_path(command: &mut Command) {
     };
 }
 
-/// Cargo adds its build folder and the toolchain's libraries, which have a `rustlib` folder beside
+/// Cargo adds its build folder and the toolchain's libraries, which have a `rustlib` folder next to
 /// or above them.
 fn users_part(path: &OsStr, target: &Path) -> Option<OsString> {
     let is_cargos = |folder: &Path| {

@@ -11,13 +11,15 @@ use super::invariants;
 use super::manifests::{self, Manifests, Overlay};
 use super::schemas;
 use crate::chart;
+use crate::device_plugin;
+use crate::karpenter;
 use crate::node_policy;
 use crate::runners;
 use xtask::tools::CHECKOV;
 use xtask::tools::go::KUBECONFORM;
 use xtask::workspace;
 
-/// Policies that are not asked for, each with the reason.
+/// Policies that are not applied, each with the reason.
 const POLICIES_LEFT_OUT: [(&str, &str); 1] = [(
     "CKV_K8S_43",
     "digests are asked for when production is applied, by `cargo xtask k8s apply`",
@@ -29,7 +31,8 @@ pub fn run() -> anyhow::Result<()> {
     let mut files = Vec::new();
     let mut granted = Vec::new();
     for overlay in Overlay::all()? {
-        let manifests = Manifests::of_overlay_with_jobs(&overlay, &["node", "fleet"])?;
+        let manifests =
+            Manifests::of_overlay_with_jobs(&overlay, &["node", "fleet", "allocation"])?;
         invariants::check(&manifests).with_context(|| format!("overlay {overlay}"))?;
         node_policy::check(&manifests).with_context(|| format!("overlay {overlay}"))?;
         let file = built.join(format!("{overlay}.yaml"));
@@ -52,6 +55,9 @@ pub fn run() -> anyhow::Result<()> {
     files.push(manifests::folder().join("runners/prerequisites.yaml"));
     files.push(manifests::folder().join("jobs/pytorch/job.yaml"));
     files.push(node_readiness(&shell)?);
+    files.push(sentinel(&shell, &built)?);
+    files.extend(device_plugin::check(&shell)?);
+    files.extend(karpenter::check(&shell)?);
     files.push(chart::check(
         &shell,
         &workspace::target().join("kubernetes"),
@@ -91,6 +97,34 @@ fn node_readiness(shell: &Shell) -> anyhow::Result<PathBuf> {
         );
     }
     let file = workspace::target().join("kubernetes/node-readiness.yaml");
+    shell.write_file(&file, manifests.text())?;
+    Ok(file)
+}
+
+/// The component of the sentinel, which requests no GPU and gives way to every other pod.
+fn sentinel(shell: &Shell, built: &Path) -> anyhow::Result<PathBuf> {
+    const NAME: &str = "gpu-validator-sentinel";
+    let manifests = Manifests::of_overlay_with_component(&"staging".parse()?, "sentinel")?;
+    invariants::check(&manifests).context("component sentinel")?;
+    let daemon_set = manifests.object("DaemonSet", NAME)?;
+    let pod = manifests::pod_spec(daemon_set).context("component sentinel: no pod")?;
+    ensure!(
+        pod["priorityClassName"] == NAME,
+        "component sentinel: its pods have another PriorityClass"
+    );
+    for container in manifests::containers(pod) {
+        let resources = container["resources"].to_string();
+        ensure!(
+            !resources.contains("nvidia.com/"),
+            "component sentinel: a GPU that it requests is kept from the scheduler"
+        );
+    }
+    let class = manifests.object("PriorityClass", NAME)?;
+    ensure!(
+        class["value"].as_i64().is_some_and(|it| it < 0) && class["preemptionPolicy"] == "Never",
+        "component sentinel: other pods would have to give way to it"
+    );
+    let file = built.join("sentinel.yaml");
     shell.write_file(&file, manifests.text())?;
     Ok(file)
 }
@@ -155,7 +189,7 @@ fn policies(shell: &Shell, folder: &Path) -> anyhow::Result<()> {
         .map(|(policy, _)| *policy)
         .collect();
     let left_out = left_out.join(",");
-    // Without the download of remote policies nothing is asked over the network.
+    // Without the download of remote policies there is no network access.
     cmd!(
         shell,
         "{checkov} --directory {folder} --framework kubernetes --skip-download --compact --quiet --skip-check {left_out}"

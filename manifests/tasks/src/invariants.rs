@@ -1,4 +1,4 @@
-//! What must hold for every object of every overlay, whoever changes it next.
+//! Rules for every object of every overlay.
 
 use anyhow::{bail, ensure};
 use serde_json::Value;
@@ -31,7 +31,19 @@ const HOST_PATHS: &[(&str, &str, bool)] = &[
         true,
     ),
     ("dcgm-exporter", "/var/lib/kubelet/pod-resources", false),
+    ("gpu-validator-sentinel", "/run/gpu-validator", true),
+    (
+        "gpu-validator-sentinel",
+        "/var/lib/kubelet/pod-resources",
+        false,
+    ),
 ];
+
+/// Who sees the processes of the node: a process that comes to a GPU is in another container.
+const HOST_PID: &[&str] = &["gpu-validator-sentinel"];
+
+/// Who stays away from nodes that have not passed their validation.
+const VALIDATED_NODES_ONLY: &[&str] = &["gpu-validator-sentinel"];
 
 /// Capabilities beyond none, by the pod's owner.
 const CAPABILITIES: &[(&str, &str)] = &[
@@ -42,7 +54,19 @@ const CAPABILITIES: &[(&str, &str)] = &[
 /// Who may speak to the API server.
 const TOKEN_HOLDERS: &[&str] = &["gpu-validator-gate"];
 
+/// What a component may do beyond [`HOST_PATHS`] and [`CAPABILITIES`], in the same words.
+#[derive(Debug, Default)]
+pub(crate) struct Allowances {
+    pub(crate) host_paths: &'static [(&'static str, &'static str, bool)],
+    pub(crate) capabilities: &'static [(&'static str, &'static str)],
+}
+
 pub(crate) fn check(manifests: &Manifests) -> anyhow::Result<()> {
+    check_with(manifests, &Allowances::default())
+}
+
+/// The same for an overlay with a component.
+pub(crate) fn check_with(manifests: &Manifests, more: &Allowances) -> anyhow::Result<()> {
     let mut pods = 0;
     for object in manifests.objects() {
         let Some(pod) = pod_spec(object) else {
@@ -50,7 +74,7 @@ pub(crate) fn check(manifests: &Manifests) -> anyhow::Result<()> {
         };
         pods += 1;
         let owner = object["metadata"]["name"].as_str().unwrap_or_default();
-        if let Err(error) = check_pod(owner, pod) {
+        if let Err(error) = check_pod(owner, pod, more) {
             bail!(
                 "{} {owner}: {error:#}",
                 object["kind"].as_str().unwrap_or_default()
@@ -62,9 +86,10 @@ pub(crate) fn check(manifests: &Manifests) -> anyhow::Result<()> {
     check_images(manifests)
 }
 
-fn check_pod(owner: &str, pod: &Value) -> anyhow::Result<()> {
+fn check_pod(owner: &str, pod: &Value, more: &Allowances) -> anyhow::Result<()> {
     for sharing in ["hostNetwork", "hostPID", "hostIPC"] {
-        ensure!(pod[sharing].is_null(), "{sharing} is set");
+        let is_allowed = sharing == "hostPID" && HOST_PID.contains(&owner);
+        ensure!(is_allowed || pod[sharing].is_null(), "{sharing} is set");
     }
     let token = pod["automountServiceAccountToken"] == true;
     ensure!(
@@ -84,24 +109,30 @@ fn check_pod(owner: &str, pod: &Value) -> anyhow::Result<()> {
     for taint in ["nvidia.com/gpu", "gpu-bringup.dev/unvalidated"] {
         let tolerations = pod["tolerations"].as_array();
         let tolerates = tolerations.is_some_and(|them| them.iter().any(|it| it["key"] == taint));
-        ensure!(tolerates, "it does not tolerate the taint {taint}");
+        let stays_away =
+            taint == "gpu-bringup.dev/unvalidated" && VALIDATED_NODES_ONLY.contains(&owner);
+        ensure!(
+            tolerates != stays_away,
+            "that it tolerates the taint {taint} is {tolerates}"
+        );
     }
     ensure!(
         pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
         "its seccomp profile is not RuntimeDefault"
     );
     for volume in pod["volumes"].as_array().into_iter().flatten() {
-        check_volume(owner, pod, volume)?;
+        check_volume(owner, pod, volume, more)?;
     }
-    containers(pod).try_for_each(|container| check_container(owner, container))
+    containers(pod).try_for_each(|container| check_container(owner, container, more))
 }
 
-fn check_volume(owner: &str, pod: &Value, volume: &Value) -> anyhow::Result<()> {
+fn check_volume(owner: &str, pod: &Value, volume: &Value, more: &Allowances) -> anyhow::Result<()> {
     let Some(path) = volume["hostPath"]["path"].as_str() else {
         return Ok(());
     };
-    let Some((.., writable)) = HOST_PATHS
-        .iter()
+    let allowed = HOST_PATHS.iter().chain(more.host_paths);
+    let Some((.., writable)) = allowed
+        .into_iter()
         .find(|(of, allowed, _)| *of == owner && *allowed == path)
     else {
         bail!("it mounts {path} of the node");
@@ -116,7 +147,7 @@ fn check_volume(owner: &str, pod: &Value, volume: &Value) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn check_container(owner: &str, container: &Value) -> anyhow::Result<()> {
+fn check_container(owner: &str, container: &Value, more: &Allowances) -> anyhow::Result<()> {
     let context = &container["securityContext"];
     for (field, wanted) in [
         ("privileged", false),
@@ -136,6 +167,7 @@ fn check_container(owner: &str, container: &Value) -> anyhow::Result<()> {
     {
         let allowed = CAPABILITIES
             .iter()
+            .chain(more.capabilities)
             .any(|(of, capability)| *of == owner && added == capability);
         ensure!(allowed, "it adds the capability {added}");
     }
@@ -213,8 +245,21 @@ mod tests {
     }
 
     #[test]
+    fn the_sentinel_sees_all_processes_and_stays_off_nodes_that_have_not_passed() {
+        let none = Allowances::default();
+        let mut sentinel = pod();
+        sentinel["hostPID"] = json!(true);
+        assert!(check_pod("dcgm-exporter", &sentinel, &none).is_err());
+        assert!(check_pod("gpu-validator-sentinel", &sentinel, &none).is_err());
+        sentinel["tolerations"] = json!([{"key": "nvidia.com/gpu"}]);
+        check_pod("gpu-validator-sentinel", &sentinel, &none).expect("right");
+        assert!(check_pod("dcgm-exporter", &sentinel, &none).is_err());
+    }
+
+    #[test]
     fn one_wrong_field_is_named() {
-        check_pod("dcgm-exporter", &pod()).expect("right");
+        let none = Allowances::default();
+        check_pod("dcgm-exporter", &pod(), &none).expect("right");
         let container = |field: &str| format!("/containers/0/securityContext/{field}");
         for (pointer, value, message) in [
             (
@@ -271,16 +316,32 @@ mod tests {
         ] {
             let mut pod = pod();
             *pod.pointer_mut(&pointer).expect("there") = value;
-            let error = check_pod("dcgm-exporter", &pod)
+            let error = check_pod("dcgm-exporter", &pod, &none)
                 .expect_err(&pointer)
                 .to_string();
             assert!(error.contains(message), "{pointer}: {error}");
         }
         let mut pod = pod();
         pod["hostPID"] = json!(true);
-        let error = check_pod("dcgm-exporter", &pod)
+        let error = check_pod("dcgm-exporter", &pod, &none)
             .expect_err("hostPID")
             .to_string();
         assert_eq!(error, "hostPID is set");
+    }
+
+    #[test]
+    fn a_component_may_do_what_it_names_and_no_more() {
+        let more = Allowances {
+            host_paths: &[("dcgm-exporter", "/var/run/cdi", false)],
+            capabilities: &[("dcgm-exporter", "SYS_ADMIN")],
+        };
+        let mut wide = pod();
+        wide["volumes"][0]["hostPath"]["path"] = json!("/var/run/cdi");
+        wide["containers"][0]["securityContext"]["capabilities"]["add"] = json!(["SYS_ADMIN"]);
+        check_pod("dcgm-exporter", &wide, &more).expect("named");
+        check_pod("dcgm-exporter", &wide, &Allowances::default()).expect_err("not named");
+        check_pod("gpu-feature-discovery", &wide, &more).expect_err("of another");
+        wide["containers"][0]["volumeMounts"][0]["readOnly"] = json!(false);
+        check_pod("dcgm-exporter", &wide, &more).expect_err("it is read only");
     }
 }

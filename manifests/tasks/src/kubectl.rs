@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-/// kubectl with the context that was asked for.
+/// kubectl with the requested context.
 #[derive(Debug)]
 pub struct Kubectl {
     program: PathBuf,
@@ -43,7 +43,7 @@ impl Kubectl {
         command
     }
 
-    /// Runs a command with manifests on its standard input; what it says is shown.
+    /// Runs a command with manifests on its standard input; its output is shown.
     pub fn run(&self, arguments: &[&str], manifests: &str) -> anyhow::Result<()> {
         let output = self.output(arguments, manifests, Stdio::inherit())?;
         if output.status.success() {
@@ -68,7 +68,7 @@ impl Kubectl {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What is said against a command; `None` where it succeeds.
+    /// The objection to a command; `None` where it succeeds.
     pub fn refusal(&self, arguments: &[&str], input: &str) -> Option<String> {
         match self.output(arguments, input, Stdio::null()) {
             Ok(output) if output.status.success() => None,
@@ -125,8 +125,8 @@ impl Kubectl {
             .stdin
             .take()
             .context("kubectl has no standard input")?;
-        // A thread writes, so that neither side waits for the other; kubectl that ends early says
-        // why itself.
+        // A thread writes, so that neither side waits for the other; kubectl that ends early
+        // reports the reason itself.
         std::thread::scope(|scope| {
             let mut stdin = stdin;
             scope.spawn(move || stdin.write_all(input.as_bytes()));
@@ -154,7 +154,7 @@ fn last_line(bytes: &[u8]) -> String {
         .to_owned()
 }
 
-/// What kubectl says, and what it means here; the first that fits.
+/// Messages of kubectl and their meaning here; the first that fits.
 // The texts are kubectl's own and the API server's, of versions 1.31 to 1.34.
 const MEANINGS: &[(&[&str], &str)] = &[
     (

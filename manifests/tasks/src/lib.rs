@@ -5,8 +5,10 @@ pub mod kubectl;
 pub mod manifests;
 
 mod chart;
+mod device_plugin;
 mod invariants;
 mod k8s;
+mod karpenter;
 mod node_policy;
 mod runners;
 mod schemas;

@@ -92,14 +92,15 @@ impl Manifests {
         )
     }
 
-    /// An overlay with a component that no overlay has.
+    /// An overlay with a component that no overlay has. Versions of images come last: a component
+    /// may add containers.
     pub fn of_overlay_with_component(
         overlay: &Overlay,
         component: &str,
     ) -> anyhow::Result<Manifests> {
         let folder = format!("overlays/{overlay}");
         let component = format!("components/{component}");
-        Self::composed("component", &[&folder], &[&component])
+        Self::composed("component", &[&folder], &[&component, "images"])
     }
 
     /// Folders and components of `manifests/kubernetes` in one.

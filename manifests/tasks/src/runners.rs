@@ -17,7 +17,9 @@ const CHART_VERSION: &str = "0.14.2";
 const NAMESPACE: &str = "gpu-runners";
 /// A scale set each.
 const CLASSES: [&str; 2] = ["on-demand", "spot"];
-/// GitHub bills nothing for own runners, but a GPU node costs; more is asked for in the overlay,
+/// The scale set of jobs that name a container, which is applied where it is requested.
+const CONTAINERS: &str = "containers";
+/// GitHub bills nothing for own runners, but a GPU node costs; more is requested in the overlay,
 /// and here.
 const RUNNERS_MAXIMUM: u64 = 10;
 
@@ -48,6 +50,16 @@ struct ChartArguments {
     /// The controller's service account, where helm cannot look for it
     #[arg(long, value_name = "NAMESPACE/NAME")]
     controller: Option<String>,
+    /// Also the scale set `gpu-containers`, for jobs that name a container
+    #[arg(long)]
+    container_jobs: bool,
+}
+
+impl ChartArguments {
+    fn classes(&self) -> impl Iterator<Item = &'static str> {
+        let more = self.container_jobs.then_some(CONTAINERS);
+        CLASSES.into_iter().chain(more)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     helm_is_there(&shell)?;
     match &arguments.task {
-        Task::Template(chart) => CLASSES.iter().try_for_each(|class| {
+        Task::Template(chart) => chart.classes().try_for_each(|class| {
             let options = options(chart, class)?;
             let name = release(class);
             cmd!(shell, "helm template {name} {options...}")
@@ -95,7 +107,7 @@ fn apply(shell: &Shell, arguments: &ApplyArguments) -> anyhow::Result<()> {
         .with_context(|| {
             format!("the runners register with secret {secret} of namespace {NAMESPACE}; make it first, see docs/kubernetes.md")
         })?;
-    for class in CLASSES {
+    for class in arguments.chart.classes() {
         let mut options = options(&arguments.chart, class)?;
         if let Some(context) = &arguments.context {
             options.push(format!("--kube-context={context}"));
@@ -130,9 +142,14 @@ fn folder() -> PathBuf {
 }
 
 /// The files of values, the last one wins.
-fn files(overlay: &Overlay, class: &str) -> [PathBuf; 3] {
-    let file = |name: &str| folder().join(format!("{name}.yaml"));
-    [file("values"), file(class), file(&overlay.to_string())]
+fn files(overlay: &Overlay, class: &str) -> Vec<PathBuf> {
+    let overlay = overlay.to_string();
+    let names = match class {
+        CONTAINERS => vec![class, overlay.as_str()],
+        _ => vec!["values", class, overlay.as_str()],
+    };
+    let file = |name| folder().join(format!("{name}.yaml"));
+    names.into_iter().map(file).collect()
 }
 
 fn options(arguments: &ChartArguments, class: &str) -> anyhow::Result<Vec<String>> {
@@ -169,19 +186,28 @@ fn values(overlay: &Overlay, class: &str) -> anyhow::Result<Value> {
     Ok(merged)
 }
 
-/// Maps are merged, everything else is replaced, and null takes away.
+/// Maps are merged, and everything else is replaced.
 fn merge(into: &mut Value, values: Value) {
     match (into, values) {
         (Value::Object(into), Value::Object(values)) => {
             for (key, value) in values {
-                if value.is_null() {
-                    into.remove(&key);
-                } else {
-                    merge(into.entry(key).or_insert(Value::Null), value);
-                }
+                merge(into.entry(key).or_insert(Value::Null), value);
             }
         }
         (into, value) => *into = value,
+    }
+}
+
+/// helm 3.22 takes a key away by null where the chart has a default for it, and else passes the
+/// null on, which the API server refuses.
+fn check_no_null(value: &Value, path: &str) -> anyhow::Result<()> {
+    match value {
+        Value::Null => bail!("{path} is null, which helm passes on"),
+        Value::Object(map) => map
+            .iter()
+            .try_for_each(|(key, value)| check_no_null(value, &format!("{path}.{key}"))),
+        Value::Array(list) => list.iter().try_for_each(|it| check_no_null(it, path)),
+        _ => Ok(()),
     }
 }
 
@@ -191,20 +217,20 @@ pub(crate) fn checked_objects(shell: &Shell, overlay: &Overlay) -> anyhow::Resul
     let checker = LINTERS.install()?.join("check-jsonschema");
     let schema = folder().join("values.schema.json");
     let mut objects = Vec::new();
-    for class in CLASSES {
+    for class in CLASSES.into_iter().chain([CONTAINERS]) {
         let files = files(overlay, class);
         cmd!(shell, "{checker} --quiet --schemafile {schema} {files...}")
             .quiet()
             .run()
             .context("values that the chart does not know")?;
         let values = values(overlay, class)?;
-        check(&values)
-            .and_then(|()| check_capacity(class, &values["template"]["spec"]))
-            .with_context(|| format!("scale set {class}"))?;
+        check_class(class, &values).with_context(|| format!("scale set {class}"))?;
         let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
         let mut spec = values.clone();
         if let Some(spec) = spec.as_object_mut() {
+            // What the chart reads itself.
             spec.remove("controllerServiceAccount");
+            spec.remove("containerMode");
         }
         objects.push(json!({
             "apiVersion": "actions.github.com/v1alpha1",
@@ -219,7 +245,70 @@ pub(crate) fn checked_objects(shell: &Shell, overlay: &Overlay) -> anyhow::Resul
             "spec": values["template"]["spec"],
         }));
     }
+    let mut job = job_pod()?["spec"].clone();
+    job["containers"][0]["name"] = "job".into();
+    objects.push(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "job", "namespace": NAMESPACE},
+        "spec": job,
+    }));
     Ok(objects)
+}
+
+fn check_class(class: &str, values: &Value) -> anyhow::Result<()> {
+    check_no_null(values, "")?;
+    check(values)?;
+    if class == CONTAINERS {
+        return check_container_mode(values, &job_pod()?);
+    }
+    let pod = &values["template"]["spec"];
+    check_gpu_pod(pod)?;
+    check_runner(pod)?;
+    check_capacity(class, pod)
+}
+
+/// The pod of a job that names a container, as the container hooks read it.
+fn job_pod() -> anyhow::Result<Value> {
+    let text = std::fs::read_to_string(folder().join("prerequisites.yaml"))?;
+    let prerequisites = manifests::Manifests::parse(text)?;
+    let map = prerequisites.object("ConfigMap", "gpu-job-pod")?;
+    let template = map["data"]["job-pod.yaml"].as_str();
+    let template = template.context("ConfigMap gpu-job-pod has no job-pod.yaml")?;
+    serde_yaml::from_str(template).context("job-pod.yaml of ConfigMap gpu-job-pod")
+}
+
+/// The runner creates the job's pod, and has no GPU itself.
+fn check_container_mode(values: &Value, job: &Value) -> anyhow::Result<()> {
+    let pod = &values["template"]["spec"];
+    let runner = &pod["containers"][0];
+    ensure!(
+        runner["resources"]["limits"]["nvidia.com/gpu"].is_null(),
+        "the runner holds a GPU while the job's pod waits for one"
+    );
+    ensure!(
+        pod["automountServiceAccountToken"] == true,
+        "the runner has no token, with which its hooks create the job's pod"
+    );
+    let template = "/etc/gpu-bringup/job-pod.yaml";
+    let environment = runner["env"].as_array().into_iter().flatten();
+    let mut named = environment.filter(|it| it["name"] == "ACTIONS_RUNNER_CONTAINER_HOOK_TEMPLATE");
+    ensure!(
+        named.any(|it| it["value"] == template),
+        "the hooks are not given {template}"
+    );
+    let spec = &job["spec"];
+    ensure!(
+        spec["initContainers"].is_null(),
+        "the job's pod has initContainers, which take the place of the hooks' own"
+    );
+    let container = &spec["containers"][0];
+    ensure!(
+        container["name"] == "$job",
+        "the first container of the job's pod is {}, the hooks know `$job`",
+        container["name"]
+    );
+    check_gpu_pod(spec).context("the job's pod")
 }
 
 /// Nodes as EKS managed node groups and Karpenter label them, and one of neither.
@@ -310,7 +399,11 @@ fn check(values: &Value) -> anyhow::Result<()> {
     ] {
         ensure!(values[required].is_string(), "{required} is not set");
     }
-    let pod = &values["template"]["spec"];
+    Ok(())
+}
+
+/// What must hold for a pod in which a job uses a GPU.
+fn check_gpu_pod(pod: &Value) -> anyhow::Result<()> {
     let tolerations = pod["tolerations"].as_array().context("no toleration")?;
     let tolerates = |key: &str| tolerations.iter().any(|it| it["key"] == key);
     ensure!(
@@ -325,15 +418,25 @@ fn check(values: &Value) -> anyhow::Result<()> {
         pod["nodeSelector"]["nvidia.com/gpu"] == "true",
         "it would run on nodes without GPUs"
     );
+    ensure!(
+        pod["runtimeClassName"] == "nvidia",
+        "its runtime class is {}",
+        pod["runtimeClassName"]
+    );
+    ensure!(
+        pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"].is_string(),
+        "it has no limit nvidia.com/gpu, so that it gets no GPU"
+    );
+    Ok(())
+}
+
+/// What must hold for a runner that is the job's machine.
+fn check_runner(pod: &Value) -> anyhow::Result<()> {
     let runner = &pod["containers"][0];
     ensure!(
         runner["name"] == "runner",
         "the first container is {}, the chart wants `runner`",
         runner["name"]
-    );
-    ensure!(
-        runner["resources"]["limits"]["nvidia.com/gpu"].is_string(),
-        "its runners have no limit nvidia.com/gpu, so that they get no GPU"
     );
     for hook in [
         "ACTIONS_RUNNER_HOOK_JOB_STARTED",
@@ -358,9 +461,10 @@ mod tests {
         for overlay in Overlay::all().expect("overlays") {
             for class in CLASSES {
                 let values = values(&overlay, class).expect("values");
-                check(&values).expect(class);
-                check_capacity(class, &values["template"]["spec"]).expect(class);
+                check_class(class, &values).expect(class);
             }
+            let containers = values(&overlay, CONTAINERS).expect("values");
+            check_class(CONTAINERS, &containers).expect(CONTAINERS);
         }
         let spot = values(&"staging".parse().expect("there"), "spot").expect("values");
         assert_eq!(spot["maxRunners"], 2);
@@ -409,8 +513,63 @@ mod tests {
         ] {
             let mut wrong = right.clone();
             *wrong.pointer_mut(&pointer).expect("there") = value;
-            let error = check(&wrong).expect_err(&pointer).to_string();
+            let error = check_class("on-demand", &wrong)
+                .expect_err(&pointer)
+                .to_string();
             assert!(error.contains(message), "{pointer}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_runner_of_container_jobs_leaves_the_gpu_to_the_jobs_pod() {
+        let right = values(&"production".parse().expect("there"), CONTAINERS).expect("values");
+        let job = job_pod().expect("the job's pod");
+        let runner = "/template/spec/containers/0";
+        for (pointer, value, message) in [
+            (
+                format!("{runner}/resources/limits"),
+                json!({"nvidia.com/gpu": "1"}),
+                "holds a GPU",
+            ),
+            (
+                "/template/spec/automountServiceAccountToken".to_owned(),
+                json!(false),
+                "has no token",
+            ),
+            (format!("{runner}/env"), json!([]), "are not given"),
+        ] {
+            let mut wrong = right.clone();
+            *wrong.pointer_mut(&pointer).expect("there") = value;
+            let error = check_container_mode(&wrong, &job).expect_err(&pointer);
+            assert!(format!("{error:#}").contains(message), "{error:#}");
+        }
+        for (field, value, message) in [
+            (
+                "initContainers",
+                json!([{"name": "gate"}]),
+                "initContainers",
+            ),
+            ("runtimeClassName", json!("runc"), "runtime class is"),
+            (
+                "containers",
+                json!([{"name": "job"}]),
+                "the hooks know `$job`",
+            ),
+            (
+                "containers",
+                json!([{"name": "$job"}]),
+                "no limit nvidia.com/gpu",
+            ),
+            (
+                "tolerations",
+                json!([{"key": "nvidia.com/gpu"}, {"key": "gpu-bringup.dev/unvalidated"}]),
+                "have not passed",
+            ),
+        ] {
+            let mut wrong = job.clone();
+            wrong["spec"][field] = value;
+            let error = check_container_mode(&right, &wrong).expect_err(field);
+            assert!(format!("{error:#}").contains(message), "{error:#}");
         }
     }
 
@@ -428,6 +587,8 @@ mod tests {
     fn values_are_merged_as_helm_does() {
         let mut values = json!({"a": {"b": 1, "c": [1, 2]}, "d": 1});
         merge(&mut values, json!({"a": {"c": [3]}, "d": null, "e": 2}));
-        assert_eq!(values, json!({"a": {"b": 1, "c": [3]}, "e": 2}));
+        assert_eq!(values, json!({"a": {"b": 1, "c": [3]}, "d": null, "e": 2}));
+        let error = check_no_null(&values, "").expect_err("a null");
+        assert_eq!(error.to_string(), ".d is null, which helm passes on");
     }
 }

@@ -81,8 +81,8 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A schema that finds its definitions in the file beside it: its name on the web would send a
-/// reader there.
+/// A schema that finds its definitions in a file of the same folder: its name on the web would send
+/// a reader there.
 fn relocated(schema: &str) -> serde_json::Result<String> {
     let schema = schema.replace(REFERENCE_OF_THE_PACKAGE, "\"_definitions.json#");
     let mut schema: serde_json::Value = serde_json::from_str(&schema)?;

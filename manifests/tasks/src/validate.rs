@@ -325,7 +325,7 @@ fn fetch(kubectl: &Kubectl, job: &Started, folder: &Path) -> anyhow::Result<Vec<
             unscheduled.push(format!("pod {name} waits: {}", waiting_reason(pod)));
             continue;
         };
-        // The log of a container that never started cannot be had, and says nothing.
+        // A container that never started has no log.
         let log = kubectl.text(&["logs", name, "--namespace", NAMESPACE], "");
         match log.ok().as_deref().and_then(report_of_log) {
             Some(report) => {

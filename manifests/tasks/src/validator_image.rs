@@ -190,7 +190,7 @@ if touch "$root/written" 2>/dev/null; then echo 'the root can be written to' >&2
 exec chroot --userspec=65532:65532 "$root" "$@"
 "#;
 
-/// The gate in the image, on a healthy node and on one with ECC errors. It tells no cluster:
+/// The gate in the image, on a healthy node and on one with ECC errors. It reports to no cluster:
 /// `cargo xtask k8s e2e` does that.
 fn gate_in_container(container: &str) -> anyhow::Result<()> {
     let simulator = Simulator::build()?;
@@ -226,8 +226,7 @@ fn gate_in_container(container: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whoever is not root is root in a namespace of buildah's, which is where containers can be
-/// mounted.
+/// Any other user than root is root in a namespace of buildah's, where containers can be mounted.
 fn in_namespace() -> Command {
     if rustix::process::geteuid().is_root() {
         return Command::new("unshare");

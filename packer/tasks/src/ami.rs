@@ -2,6 +2,7 @@
 //! it.
 
 mod build;
+mod gpu_reports;
 pub mod manifest;
 mod publish;
 

@@ -55,8 +55,8 @@ impl Packer {
         Ok(packer)
     }
 
-    /// Packer in the root of the checkout, with no plugin but the pinned one, and calling nobody by
-    /// itself.
+    /// Packer in the root of the checkout, with no plugin but the pinned one, and without network
+    /// access by itself.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command

@@ -87,8 +87,8 @@ impl std::fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// The exit code of a run that did not get through; the validator says the same of what it could
-/// not judge.
+/// The exit code of a run that did not get through; the validator uses the same code for what it
+/// could not judge.
 const EXIT_CODE_NOT_JUDGED: u8 = 2;
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
@@ -224,7 +224,7 @@ fn reports_folder(arguments: &Arguments) -> anyhow::Result<reports::Folder> {
     reports::Folder::create_in(&workspace::target().join("validation"), &time)
 }
 
-/// Says where the reports are, and makes sure that they bear the exit code out.
+/// Reports where the reports are, and verifies that they agree with the exit code.
 fn conclude(
     ending: anyhow::Result<Ending>,
     reports: &reports::Folder,

@@ -142,7 +142,7 @@ impl Environment {
     fn init(&self) -> anyhow::Result<()> {
         let mut command = self.terraform();
         command.arg("init");
-        // An environment without a backend of its own keeps its state beside its files.
+        // An environment without a backend of its own keeps its state next to its files.
         if self.folder.join("backend.hcl.example").exists() {
             if !self.folder.join("backend.hcl").exists() {
                 bail!(BadInput(format!(
@@ -226,7 +226,7 @@ fn succeed(mut command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Terraform 1.10 brought locks beside the state (`use_lockfile`), which the environments use.
+/// Terraform 1.10 brought locks next to the state (`use_lockfile`), which the environments use.
 const OLDEST_VERSION: (u64, u64) = (1, 10);
 
 fn check_version() -> anyhow::Result<()> {

@@ -74,7 +74,8 @@ struct State {
     pods: Vec<Value>,
     events: Vec<Value>,
     logs: Vec<(String, String)>,
-    /// GPUs that pods may get, with what `gpu-validator collect` says where it sees only this one.
+    /// GPUs that pods may get, with the output of `gpu-validator collect` where it sees only this
+    /// one.
     free_gpus: VecDeque<String>,
     behaviour: Pods,
     requests: Vec<Recorded>,
@@ -83,7 +84,7 @@ struct State {
     rules: Option<Value>,
     token: Option<String>,
     version: u64,
-    /// Conflicts that somebody else causes before a PATCH of a node is taken.
+    /// Conflicts that another client causes before a PATCH of a node is accepted.
     conflicts: usize,
     /// Objects in a page of a list, and whether the second page's token has expired once.
     page: Option<usize>,
@@ -221,7 +222,7 @@ impl ApiServer {
         self.state().faults.clear();
     }
 
-    /// Somebody else changes the node before each of the next `times` patches.
+    /// Another client changes the node before each of the next `times` patches.
     pub fn conflict(&self, times: usize) {
         self.state().conflicts = times;
     }
@@ -286,7 +287,7 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) {
     if cut {
         bytes.truncate(bytes.len() - 5);
     }
-    // Whoever asked may have gone.
+    // The client may have gone.
     let _ = connection.write_all(&bytes);
     let _ = connection.shutdown(Shutdown::Write);
 }

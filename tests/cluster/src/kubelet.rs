@@ -50,9 +50,9 @@ pub enum Socket {
     Answers,
     /// Every call is refused, as by a kubelet that does not know it.
     Unimplemented,
-    /// Connections are accepted by the system and nobody ever reads from them.
+    /// Connections are accepted by the system and never read.
     Hangs,
-    /// The file is there and nobody listens: its owner has died.
+    /// The file exists without a listener: its owner has died.
     Stale,
     /// There is no file.
     Gone,
@@ -111,7 +111,7 @@ pub struct Kubelet {
     registered: Arc<Mutex<Vec<Registered>>>,
     calls: Arc<Mutex<Vec<&'static str>>>,
     followed: Arc<Mutex<Followed>>,
-    /// Listeners that nobody serves.
+    /// Listeners without a server.
     _silent: Vec<UnixListener>,
 }
 
@@ -379,8 +379,8 @@ impl Registration for Service {
     }
 }
 
-/// Keeps what a plugin says of its devices, as the kubelet's device manager does; when its stream
-/// ends, all of them are unhealthy.
+/// Keeps what a plugin reports of its devices, as the kubelet's device manager does; when its
+/// stream ends, all of them are unhealthy.
 async fn follow(
     plugins: Arc<Folder>,
     followed: Arc<Mutex<Followed>>,

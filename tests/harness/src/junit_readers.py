@@ -34,10 +34,12 @@ def count_strict_xml(path):
         if not float(element.get("time", "nan")) >= 0:
             raise ValueError(f"<{element.tag} name={element.get('name')!r}> has no time")
     for case in cases:
-        # mikepenz/action-junit-report guesses a file where there is none.
-        for attribute in ("name", "classname", "file"):
+        for attribute in ("name", "classname"):
             if not case.get(attribute):
                 raise ValueError(f"<testcase name={case.get('name')!r}> has no {attribute}")
+        # GitHub's annotations name it: a file of the reader's repository, or none.
+        if case.get("file", "relative").startswith(("/", "validator/")):
+            raise ValueError(f"<testcase name={case.get('name')!r}> has the file {case.get('file')!r}")
     return (len(cases), *(len([case for case in cases if case.find(kind) is not None]) for kind in ("failure", "error", "skipped")))
 
 

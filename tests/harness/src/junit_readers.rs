@@ -1,5 +1,5 @@
-//! `cargo xtask junit-readers`: parsers that others wrote must count in our `JUnit` what our JSON
-//! says.
+//! `cargo xtask junit-readers`: third-party parsers must count in our `JUnit` the same as our JSON
+//! has.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! `cargo xtask nvml-clients`: programs that others wrote must see the simulated node as its
-//! scenario says.
+//! `cargo xtask nvml-clients`: third-party programs must see the simulated node as in its scenario.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -84,7 +84,7 @@ echo "$GATED_UNIT" >"$root/usr/libexec/boot-test/gated-unit"
 unit=$root/etc/systemd/system/gpu-validator-firstboot.service
 {
   printf '[Unit]\nRequires=simulated-gpus.service\nAfter=simulated-gpus.service\n'
-  printf '[Service]\nEnvironmentFile=/srv/simulated-gpus.environment\nReadWritePaths=/srv/simulated-gpus\nExecStart=\n'
+  printf '[Service]\nUnsetEnvironment=\nEnvironmentFile=/srv/simulated-gpus.environment\nReadWritePaths=/srv/simulated-gpus\nExecStart=\n'
   # Software emulation takes its time: drivers may, too, and the run as a whole may not.
   sed --quiet '/^ExecStart=/,/[^\\]$/p' "$unit" | sed '$s|$| --sysroot /srv/simulated-gpus/sysroot --deadline-scale 10|'
 } >"$unit.d/90-simulated.conf"

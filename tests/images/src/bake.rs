@@ -34,7 +34,7 @@ struct Bake {
     fault: &'static str,
     /// The check of level image that must fail; `None` where it must pass.
     fails: Option<&'static str>,
-    /// The type of the build instance, which says whether it must have a GPU.
+    /// The type of the build instance, which determines whether it must have a GPU.
     instance_type: &'static str,
     /// The GPUs that it has, simulated: a node and its faults.
     gpus: Option<&'static str>,
@@ -79,8 +79,8 @@ const ON_AMAZON_LINUX: Bake = healthy(
     "dnf versionlock add *nvidia*",
 );
 
-/// Its type has a GPU and its bus shows none: level standard cannot judge one, whatever level image
-/// says of the disk.
+/// Its type has a GPU and its bus shows none: level standard cannot judge one, even if the disk
+/// passes level image.
 const GPU_IS_GONE: Bake = Bake {
     instance_type: WITH_GPU,
     standard: Some("not_judged"),
@@ -130,7 +130,7 @@ pub(super) fn check(validator_folder: &Path) -> anyhow::Result<()> {
     let folder = workspace::target().join("images/bakes");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder)?;
-    // What all builds share is made before they run beside one another.
+    // The shared parts of all builds are made before they run in parallel.
     Packer::install()?;
     let userland = instance::userland()?;
     let simulator = dist::build_portable_simulator()?;
@@ -422,25 +422,42 @@ fn check_cloud(cloud: &Cloud) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An image is shared and told by its parameter; one whose report was changed afterwards is not.
+/// An image is shared and published by its parameter; one whose report was changed afterwards is
+/// not.
 fn publish(cloud: &Cloud, bake: &Bake, folder: &Path) -> anyhow::Result<()> {
     const ACCOUNT: &str = "210987654321";
     let manifest = folder.join("out").join(manifest::NAME);
-    let publish = || -> anyhow::Result<bool> {
+    // Its build instance had no GPU: a run on an instance of the image stands for one.
+    let image: Value = serde_json::from_str(&std::fs::read_to_string(&manifest)?)?;
+    let report = folder.join("gpu-report.json");
+    let publish = |ami: &Value| -> anyhow::Result<bool> {
+        let judged = serde_json::json!({
+            "exit_code": 0, "level": "standard", "simulated": null, "incomplete": null,
+            "machine": {"ec2_ami_id": ami, "gpus": [{}]},
+        });
+        std::fs::write(&report, judged.to_string())?;
         let mut command = Command::new(workspace::program(&workspace::shell()?, PACKER_TASKS)?);
         cloud.apply(&mut command)?;
         let output = command
             .args(["ami", "publish", bake.template, "--share-with", ACCOUNT])
             .arg("--manifest")
             .arg(&manifest)
+            .arg("--gpu-reports")
+            .arg(&report)
             .output()?;
         std::fs::write(folder.join("publish.log"), &output.stderr)?;
         Ok(output.status.success())
     };
-    ensure!(publish()?, "the image is not published; see publish.log");
+    ensure!(
+        !publish(&Value::from("ami-0"))?,
+        "an image is published that no GPU was judged with"
+    );
+    ensure!(
+        publish(&image["ami"])?,
+        "the image is not published; see publish.log"
+    );
     let parameter = format!("/gpu-bringup/ami/{}/g6", bake.template);
     let told = cloud.ask(&["ssm", "get-parameter", "--name", &parameter])?;
-    let image: Value = serde_json::from_str(&std::fs::read_to_string(&manifest)?)?;
     ensure!(
         told["Parameter"]["Value"] == image["ami"],
         "{parameter} is {}, expected {}",
@@ -454,7 +471,7 @@ fn publish(cloud: &Cloud, bake: &Bake, folder: &Path) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&junit)?;
     std::fs::write(&junit, format!("{text}\n"))?;
     ensure!(
-        !publish()?,
+        !publish(&image["ami"])?,
         "an image is published although its report was changed"
     );
     Ok(())

@@ -64,7 +64,7 @@ impl Cloud {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Makes what talks to AWS talk to this one, with nobody's credentials.
+    /// Directs AWS clients to this server, with dummy credentials.
     pub(super) fn apply(&self, command: &mut Command) -> anyhow::Result<()> {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("AWS_") {
@@ -88,7 +88,7 @@ impl Cloud {
         Ok(())
     }
 
-    /// What the AWS CLI says.
+    /// The output of the AWS CLI.
     pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         let mut command = Command::new(tools::AWS_CLI.install()?.join("aws"));
         self.apply(&mut command)?;

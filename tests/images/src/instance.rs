@@ -22,7 +22,7 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 const USERLAND_PACKAGES: &str = "bash,coreutils,dash,findutils,gawk,grep,gzip,iproute2,jq,kmod,libc-bin,nftables,openssh-client,python3-minimal,sed,\
     sudo,tar,util-linux";
 
-/// The operating system that an instance says it is.
+/// The operating system that an instance reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OperatingSystem {
     AmazonLinux2023,
@@ -110,7 +110,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// sshd runs outside as this user, who may log in as nobody else; every command is carried
+    /// sshd runs outside as this user, who may log in as no other user; every command is carried
     /// inside. An instance without sshd, whose users are several: files have owners, and commands
     /// run as one of them. The user needs subordinate ids where it is not root.
     pub(super) fn with_users(
@@ -218,7 +218,7 @@ impl Instance {
             .quiet()
             .run()?;
         // bash takes a shell of level 2 for none that sshd started, and leaves this user's own
-        // start-up files alone. Programs that sshd asks for keys must be root's, so Python is, and
+        // start-up files alone. Programs that return keys to sshd must be root's, so Python is, and
         // the script is its argument.
         let configuration = format!(
             "ListenAddress 127.0.0.1\nPort {}\nHostKey {}\nAuthorizedKeysFile none\n\

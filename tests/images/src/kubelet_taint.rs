@@ -1,5 +1,5 @@
-//! What `kubelet-taints-unvalidated.sh` tells kubelet, for every way in which nodeadm configures
-//! it.
+//! The kubelet's configuration after `kubelet-taints-unvalidated.sh`, for every way in which
+//! nodeadm configures it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -41,7 +41,7 @@ enum Part {
     Templates,
     /// systemd takes every unit, and they are shut as far as they can be
     Units,
-    /// What kubelet is told on a node that did not pass
+    /// The kubelet's configuration on a node that did not pass
     KubeletTaint,
     /// What an instance that did not pass reports
     Withheld,

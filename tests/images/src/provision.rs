@@ -104,7 +104,7 @@ impl Machine {
         (self.check)(&instance)
     }
 
-    /// Whoever controls the repository controls the key beside it.
+    /// An attacker who controls the repository controls its key.
     fn refuses_another_key(&self, instance: &Instance) -> anyhow::Result<()> {
         let (script, variables) = self
             .provisioners("")

@@ -97,7 +97,8 @@ fn look(shell: &Shell, container: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What package managers must have been asked for, with the versions of the Dockerfile's arguments.
+/// Requests that package managers must have received, with the versions of the Dockerfile's
+/// arguments.
 fn wanted_installations(shell: &Shell) -> anyhow::Result<Vec<String>> {
     let argument = |name| dockerfile_argument(shell, name);
     let (cuda, cudnn) = (argument("CUDA_VERSION")?, argument("CUDNN_VERSION")?);

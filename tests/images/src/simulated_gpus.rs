@@ -1,5 +1,5 @@
-//! Simulated GPUs for machines that are simulated as a whole: what `tests/images/simulated-gpus.sh`
-//! needs beside it.
+//! Simulated GPUs for machines that are simulated as a whole: the files that
+//! `tests/images/simulated-gpus.sh` needs in its folder.
 
 use std::path::Path;
 

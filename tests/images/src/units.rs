@@ -140,7 +140,7 @@ fn lay_out(shell: &Shell, root: &Path, gated: &str, drop_in: &str) -> anyhow::Re
     Ok(())
 }
 
-/// `systemd-analyze verify` ends well with an unknown key, which it only tells.
+/// `systemd-analyze verify` succeeds with an unknown key, which it only reports.
 fn verify(root: &Path, units: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("systemd-analyze")
         .args(["verify", "--man=no"])
@@ -163,7 +163,8 @@ mod tests {
 
     use super::{GATED, VALIDATION};
 
-    /// A unit that starts beside the validation would take work from a node that does not pass.
+    /// A unit that starts in parallel with the validation would take work on a node that does not
+    /// pass.
     #[test]
     fn the_validation_names_every_unit_that_waits_for_it() {
         let unit = include_str!("../../../packer/files/gpu-validator-firstboot.service");
@@ -182,6 +183,45 @@ mod tests {
         for line in ["Requires=", "After="] {
             let wanted = format!("{line}{VALIDATION}");
             assert!(drop_in.lines().any(|it| it == wanted), "{wanted}");
+        }
+    }
+
+    /// The manager's environment reaches every unit.
+    #[test]
+    fn no_inherited_variable_decides_a_verdict() {
+        for (name, unit) in [
+            (
+                "firstboot",
+                include_str!("../../../packer/files/gpu-validator-firstboot.service"),
+            ),
+            (
+                "sentinel",
+                include_str!("../../../packer/files/gpu-validator-sentinel.service"),
+            ),
+            (
+                "package",
+                include_str!("../../../packaging/systemd/gpu-validator.service"),
+            ),
+            (
+                "health",
+                include_str!("../../../packaging/systemd/gpu-validator-health.service"),
+            ),
+        ] {
+            let unset: BTreeSet<&str> = unit
+                .lines()
+                .filter_map(|line| line.strip_prefix("UnsetEnvironment="))
+                .flat_map(str::split_whitespace)
+                .collect();
+            for variable in [
+                "LD_PRELOAD",
+                "LD_LIBRARY_PATH",
+                "LD_AUDIT",
+                "CUDA_VISIBLE_DEVICES",
+                "CUDA_DEVICE_ORDER",
+                "GPU_SIMULATOR_NODE",
+            ] {
+                assert!(unset.contains(variable), "{name} keeps {variable}");
+            }
         }
     }
 

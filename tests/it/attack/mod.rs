@@ -1,16 +1,17 @@
 //! Attacks that once succeeded, by class. docs/threat-model.md names who may do what; each test
 //! names its row.
 //!
-//! The long random ones run where `GPU_BRINGUP_ATTACK_TRIALS` says how many trials a command gets;
-//! CI makes few.
+//! The long random ones run where `GPU_BRINGUP_ATTACK_TRIALS` sets the number of trials of a
+//! command; CI makes few.
 
+mod kills;
 mod old_reports;
 mod predictable_names;
 mod sick_node;
 mod signals;
 mod simulation;
 
-/// How many random trials a test makes: `default`, or as many as the nightly job asks for.
+/// How many random trials a test makes: `default`, or as many as the nightly job sets.
 pub(crate) fn trials(default: usize) -> usize {
     let asked = std::env::var("GPU_BRINGUP_ATTACK_TRIALS").ok();
     asked.map_or(default, |it| it.parse().expect("a number of trials"))

@@ -1,19 +1,15 @@
 //! An old green report must not outlive a new run that is not green (threat model: T1).
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Random, seed, trials};
 use crate::node::{Node, Scratch, said};
-use crate::processes::workers_of;
 
 const GREEN: &str = r#"{"exit_code": 0, "verdict": "pass", "incomplete": null}"#;
 
 /// An output that an earlier run left.
-fn old_report(out: &Scratch) -> PathBuf {
+pub(super) fn old_report(out: &Scratch) -> PathBuf {
     out.write("report.json", GREEN)
 }
 
@@ -27,6 +23,16 @@ fn is_not_green(path: &Path) -> bool {
         Err(error) => panic!("a torn report: {error}: {text:?}"),
     };
     report["exit_code"] != 0
+}
+
+/// Whether the report of the earlier run is still there; one that is there is whole.
+pub(super) fn is_old(path: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(path) else {
+        return false;
+    };
+    let report: Result<Value, _> = serde_json::from_str(&text);
+    assert!(report.is_ok(), "a torn report: {text:?}");
+    text == GREEN
 }
 
 fn facts_of(node: &Node) -> PathBuf {
@@ -137,51 +143,4 @@ fn a_report_never_replaces_what_is_judged() {
     assert_eq!(code, 3);
     assert!(stderr.contains("is both read and written"), "{stderr}");
     assert_eq!(std::fs::read(&facts).expect("read"), before);
-}
-
-/// A command that writes `report.json`, killed at any moment.
-fn killed(node: &Node, command: &mut Command, moment: Duration) {
-    let report = old_report(&node.out);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut child = child.expect("the validator starts");
-    std::thread::sleep(moment);
-    let workers = workers_of(child.id());
-    // It may have ended in this moment.
-    let _ = child.kill();
-    let status = child.wait().expect("it ends");
-    if status.code().is_none() {
-        // Before its first instruction nothing can be done about an old report.
-        let began = moment > Duration::from_millis(100);
-        assert!(!began || is_not_green(&report), "killed after {moment:?}");
-    }
-    crate::processes::eventually("the end of the workers", || {
-        workers.iter().all(crate::processes::Worker::is_gone)
-    });
-}
-
-#[test]
-fn a_kill_at_a_random_moment_leaves_no_torn_report_no_stale_green_and_no_orphan() {
-    let node = Node::healthy("h200x1");
-    let seed = seed();
-    let mut random = Random::new(seed);
-    println!("GPU_BRINGUP_ATTACK_SEED={seed}");
-    for _ in 0..trials(4) {
-        let moment = Duration::from_millis(random.below(1200));
-        killed(
-            &node,
-            &mut node.run_command(&["--level", "standard"]),
-            moment,
-        );
-        let burn = &mut node.burn_command(&["--duration", "1s"]);
-        killed(&node, burn, Duration::from_millis(random.below(1200)));
-        let mut hook = node.validator();
-        hook.args(["hook", "pre-job", "--simulated-ok", "--burn", "200ms"])
-            .args(["--burn-memory", "8MiB", "--sysroot"])
-            .arg(node.sysroot())
-            .arg("--state")
-            .arg(node.out.path("state"))
-            .arg("--json")
-            .arg(node.out.path("report.json"));
-        killed(&node, &mut hook, Duration::from_millis(random.below(800)));
-    }
 }

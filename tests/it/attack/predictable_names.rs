@@ -126,7 +126,7 @@ fn a_pipe_or_device_in_the_state_folder_holds_up_no_hook() {
 fn a_report_follows_no_link_that_another_user_planted() {
     let own = Command::new("id").arg("-u").output().expect("id").stdout;
     if own != b"0\n" {
-        // Only root can make a link that belongs to somebody else.
+        // Only root can make a link that belongs to another user.
         println!("not root: the links of another user cannot be made");
         return;
     }

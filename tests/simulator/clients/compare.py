@@ -157,7 +157,7 @@ def check_nvitop(scenario):
 
 def main():
     node = pathlib.Path(os.environ["GPU_SIMULATOR_NODE"])
-    resolved = json.loads((node / "scenario.json").read_text())
+    resolved = json.loads((node / "scenario/scenario.json").read_text())
     scenario = resolved["base"]
     check_binding(scenario)
     check_gpustat(scenario)

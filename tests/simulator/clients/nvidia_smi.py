@@ -199,7 +199,7 @@ def check_links(program, gpus):
 def main():
     program = sys.argv[1]
     node = pathlib.Path(os.environ["GPU_SIMULATOR_NODE"])
-    resolved = json.loads((node / "scenario.json").read_text())
+    resolved = json.loads((node / "scenario/scenario.json").read_text())
     scenario = resolved["base"]
     gpus = [gpu for gpu in scenario["gpus"] if gpu["visible_to"]["nvml"] and not gpu["lost"]]
     check_list(program, gpus)

@@ -74,7 +74,7 @@ impl Kind {
 }
 
 impl Catalogue {
-    /// The files that came with the program: those of its archive (`share/gpu-simulator` beside
+    /// The files that came with the program: those of its archive (`share/gpu-simulator` next to
     /// `bin`), else of the repository that it was built from.
     pub fn shipped() -> Self {
         let program = std::env::current_exe().unwrap_or_default();

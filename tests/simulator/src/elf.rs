@@ -8,7 +8,7 @@ use std::path::Path;
 /// not find them.
 ///
 /// The hash tables still file the symbol under its old name's hash; a look-up of the old name
-/// compares the names and misses, and nobody looks up the new one.
+/// compares the names and misses, and no program looks up the new one.
 pub(crate) fn copy_without_symbols(library: &Path, copy: &Path, symbols: &[String]) -> Result<()> {
     let mut bytes =
         std::fs::read(library).with_context(|| format!("read {}", library.display()))?;

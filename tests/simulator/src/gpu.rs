@@ -58,8 +58,8 @@ pub struct Gpu {
     /// What the driver keeps for itself; CUDA's total is `memory - memory_reserved`.
     pub memory_reserved: Bytes,
     /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what
-    /// is free would otherwise ask a CPU to fill and to multiply 139 GiB. Whoever asks for more
-    /// memory gets it, as far as the GPU has it.
+    /// is free would otherwise ask a CPU to fill and to multiply 139 GiB. A larger allocation
+    /// succeeds, as far as the GPU has the memory.
     #[serde(default = "quickly_computed")]
     pub cuda_free_memory_maximum: Option<Bytes>,
     pub bar1_memory: Bytes,
@@ -95,7 +95,7 @@ pub struct Gpu {
     /// The whole InfoROM's checksum is right.
     #[serde(default = "yes")]
     pub inforom_valid: bool,
-    /// None on drivers and products that do not tell.
+    /// None on drivers and products that do not report it.
     #[serde(default)]
     pub recovery_action: Option<RecoveryAction>,
     /// The performance state, where it does not follow from load and clocks; `P0` is 0.
@@ -294,7 +294,7 @@ pub struct Temperature {
     pub gpu_max_c: i32,
     #[serde(default)]
     pub memory_max_c: Option<i32>,
-    /// The board tells a margin (T.Limit) in place of absolute thresholds (Ada Lovelace data
+    /// The board reports a margin (T.Limit) in place of absolute thresholds (Ada Lovelace data
     /// centre, Hopper, Blackwell).
     #[serde(default)]
     pub t_limit: bool,
@@ -766,7 +766,7 @@ pub enum CudaCall {
     MemoryAllocation,
     Copy,
     Launch,
-    /// Asynchronous errors are told by the next call that waits.
+    /// Asynchronous errors are returned by the next call that waits.
     Synchronize,
 }
 
@@ -789,7 +789,7 @@ pub struct WrongResults {
     /// Only blocks that run on this SM compute wrongly.
     #[serde(default)]
     pub sm: Option<u32>,
-    /// Where `bit` and the kinds of single elements strike, unless `element` says so.
+    /// Where `bit` and the kinds of single elements strike, unless `element` states it.
     #[serde(default)]
     pub place: WrongResultPlace,
     /// One launch in this many of those kernels is wrong; 1 means every one.

@@ -277,7 +277,7 @@ fn write_container(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
     }
 }
 
-/// The release line of `/proc/driver/nvidia/version`, by which the module's flavour is told.
+/// The release line of `/proc/driver/nvidia/version`, which identifies the module's flavour.
 fn module_banner(module: KernelModule, version: &str) -> String {
     let built = "Tue Oct 14 10:21:17 UTC 2025";
     match module {
@@ -413,6 +413,7 @@ fn write_pci(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         write_pci_identity(root, &folder, &device, &class, &subsystem)?;
         root.folder(&folder)?;
         write_pci_link(root, &folder, gpu, LinkLoad::Saving)?;
+        write_pci_regions(root, &folder, gpu)?;
         let numa_node = crate::nvml::topology::numa_node(index, count);
         root.write(&format!("{folder}/numa_node"), format!("{numa_node}\n"))?;
         write_aer_counters(root, &folder, gpu)?;
@@ -493,6 +494,17 @@ fn write_pci_link(root: &Root<'_>, folder: &str, gpu: &Gpu, load: LinkLoad) -> R
         root.replace(&format!("{folder}/{file}"), format!("{value}\n"))?;
     }
     Ok(())
+}
+
+/// Start, end and flags of each region: the registers, and BAR1 above 4 GiB.
+fn write_pci_regions(root: &Root<'_>, folder: &str, gpu: &Gpu) -> Result<()> {
+    const BAR1_START: u64 = 0x3800_0000_0000;
+    let end = BAR1_START + gpu.bar1_memory.0.max(1) - 1;
+    let text = format!(
+        "{:#018x} {:#018x} {:#018x}\n{BAR1_START:#018x} {end:#018x} {:#018x}\n",
+        0x9400_0000_u64, 0x94ff_ffff_u64, 0x0014_0204, 0x0014_220c
+    );
+    root.write(&format!("{folder}/resource"), text)
 }
 
 fn pci_folder(gpu: &Gpu) -> String {
@@ -890,7 +902,7 @@ fn write_kernel_log(
     Ok(records.len() as u64)
 }
 
-/// What the kernel says while it loads the driver.
+/// Messages of the kernel while it loads the driver.
 fn boot_messages(scenario: &Scenario) -> Vec<String> {
     let mut messages = vec![format!(
         "Linux version {} (simulated)",
@@ -904,8 +916,8 @@ fn boot_messages(scenario: &Scenario) -> Vec<String> {
     messages
 }
 
-/// A file that nobody but root may read; for root, who may read every file, one that cannot be
-/// opened at all.
+/// A file that only root may read; for root, who may read every file, one that cannot be opened at
+/// all.
 fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
     #[allow(unsafe_code, reason = "asks for the user id")]
     // SAFETY: takes and writes no memory.

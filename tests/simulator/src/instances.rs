@@ -72,8 +72,8 @@ impl Instances {
         bail!("no node `{name}` runs; these do: {}", names.join(", "))
     }
 
-    /// A folder for a new node of this process: under the name that is asked for, which must be
-    /// free, or else under the node's own name, with a number where that is taken.
+    /// A folder for a new node of this process: under the requested name, which must be free, or
+    /// else under the node's own name, with a number where that is taken.
     pub fn reserve(&self, asked: Option<&str>, node: &str) -> Result<(String, PathBuf)> {
         let taken = self.names()?;
         let is_free = |name: &str| !taken.iter().any(|it| it == name);
@@ -105,7 +105,7 @@ impl Instances {
         Ok((name, folder))
     }
 
-    /// Removes a node, whoever runs on it.
+    /// Removes a node, also one in use.
     pub fn remove(&self, name: &str) -> Result<()> {
         let folder = self.find(name)?;
         std::fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))

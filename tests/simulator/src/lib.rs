@@ -32,6 +32,7 @@ pub mod quantity;
 pub mod resolve;
 pub mod scenario;
 pub mod state;
+mod threads;
 pub mod wrong_results;
 
 pub use catalogue::{Catalogue, Kind};

@@ -14,7 +14,7 @@ const SYSTEM_FOLDERS: [&str; 6] = ["/usr", "/lib", "/lib64", "/lib32", "/opt", "
 /// The scenario's name with its faults, such as `p5.48xlarge+xid-79`; the empty string when there
 /// is no node.
 ///
-/// Real driver libraries have no such symbol, so its presence alone says that a run is simulated.
+/// Real driver libraries have no such symbol, so its presence alone shows that a run is simulated.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_simulator_scenario() -> *const c_char {
     static NAME: OnceLock<CString> = OnceLock::new();

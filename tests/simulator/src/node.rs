@@ -5,7 +5,9 @@ use crate::catalogue::Catalogue;
 use crate::dynamics::{self, Readings};
 use crate::gpu::{Gpu, NvmlCalls};
 use crate::quantity::Trigger;
-use crate::scenario::{Host, LibraryBehaviour, ResolvedScenario, Scenario, TimedChange};
+use crate::scenario::{
+    Host, LibraryBehaviour, ResolvedScenario, SCENARIO_FILE, Scenario, TimedChange,
+};
 use crate::state::{Event, Fired, MAX_CHANGES, ProcessSlot, State, now_ns};
 use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
@@ -31,7 +33,7 @@ pub struct Node {
 impl Node {
     /// The node that `GPU_SIMULATOR_NODE` names, opened once. The libraries never invent a healthy
     /// node: without the variable, or with a folder that is not a node, every call fails and one
-    /// line on stderr says why.
+    /// line on stderr states the reason.
     pub fn of_this_process() -> Result<&'static Self, &'static str> {
         static NODE: OnceLock<Result<Node, String>> = OnceLock::new();
         NODE.get_or_init(|| {
@@ -205,8 +207,7 @@ impl Node {
     fn append_kernel_log(&self, message: &str, host: &Host) -> Result<()> {
         let path = self.folder.join("sysroot/dev/kmsg");
         let sequence = self.state.next_kernel_record();
-        // After everything that happened before the start, and not after the uptime that the
-        // sysroot tells.
+        // After everything that happened before the start, and not after the uptime in the sysroot.
         let now_us = host.uptime_s * 1_000_000 - 1_000_000;
         let time_us = now_us - host.kernel_log_lag_s * 1_000_000 + sequence;
         let record = if host.kernel_log_overrun {
@@ -319,7 +320,7 @@ impl Drop for Work<'_> {
 }
 
 fn read_scenario(folder: &Path) -> Result<ResolvedScenario> {
-    let path = folder.join("scenario.json");
+    let path = folder.join(SCENARIO_FILE);
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     let resolved: ResolvedScenario =
         serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
@@ -352,8 +353,8 @@ pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
     let node = Node::open(folder)?;
     let (_, resolved) = node.resolved();
     let changed = crate::resolve::resolve_change(&resolved, change, &node.state)?;
-    let path = folder.join("scenario.json");
-    let new = folder.join("scenario.json.new");
+    let path = folder.join(SCENARIO_FILE);
+    let new = path.with_extension("json.new");
     std::fs::write(&new, serde_json::to_vec(&changed)?)
         .with_context(|| format!("write {}", new.display()))?;
     std::fs::rename(&new, &path).with_context(|| format!("replace {}", path.display()))?;
@@ -362,8 +363,8 @@ pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
     Ok(changed.name)
 }
 
-/// What a library does before it answers a call: it may be slow, hang, crash, or be told what to
-/// return.
+/// What a library does before it answers a call: it may be slow, hang, crash, or return a set
+/// value.
 pub fn misbehave(behaviour: &LibraryBehaviour, function: &str) -> Option<u32> {
     if behaviour.delay_us > 0 {
         std::thread::sleep(std::time::Duration::from_micros(behaviour.delay_us));

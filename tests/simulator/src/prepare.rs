@@ -5,7 +5,7 @@ use crate::catalogue::Catalogue;
 use crate::host::LIBRARY_FOLDER;
 use crate::node::{NODE_VARIABLE, Node};
 use crate::resolve::{resolve, scenario_at_start};
-use crate::scenario::{LibraryBehaviour, Scenario};
+use crate::scenario::{LibraryBehaviour, SCENARIO_FILE, Scenario};
 use crate::state::State;
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
@@ -33,15 +33,15 @@ pub struct NodeRequest<'request> {
 /// A node that programs can be run on.
 #[derive(Debug, Clone)]
 pub struct PreparedNode {
-    /// Node and faults, such as `p5.48xlarge+xid-79`; the marker symbol tells the same.
+    /// Node and faults, such as `p5.48xlarge+xid-79`; the marker symbol has the same.
     pub scenario_name: String,
     pub folder: PathBuf,
     /// Where `libnvidia-ml.so.1`, `libcuda.so.1` and `libcublasLt.so.*` are.
     pub library_dir: PathBuf,
     /// The host side, for `--sysroot`.
     pub sysroot: PathBuf,
-    /// Variables to set for programs on the node. `LD_LIBRARY_PATH` keeps what the caller had,
-    /// behind the node's own.
+    /// Variables to set for programs on the node. `LD_LIBRARY_PATH` keeps the caller's entries,
+    /// after the node's own.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -69,7 +69,10 @@ pub fn prepare_node(request: &NodeRequest<'_>) -> Result<PreparedNode> {
         .with_context(|| format!("resolve {}", folder.display()))?;
     let library_dir = folder.join("sysroot").join(LIBRARY_FOLDER);
     let sysroot = folder.join("sysroot");
-    let path = folder.join("scenario.json");
+    let path = folder.join(SCENARIO_FILE);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    }
     std::fs::write(&path, serde_json::to_vec(&resolved)?)
         .with_context(|| format!("write {}", path.display()))?;
     let own = folder.join(OWN_NAME);
@@ -122,7 +125,7 @@ fn environment(scenario: &Scenario, folder: &Path, library_dir: &Path) -> BTreeM
         ("GPU_VALIDATOR_BURN_DURATION", "0.2s"),
         ("GPU_VALIDATOR_BURN_MEMORY", "8MiB"),
     ] {
-        // A fault that comes in the middle of a burn asks for a longer one.
+        // A fault that comes in the middle of a burn needs a longer one.
         let entry = environment.entry(name.to_owned());
         entry.or_insert_with(|| value.to_owned());
     }

@@ -9,6 +9,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
+use crate::threads::in_parallel;
+
 /// Rows of a tile whose sums are held in registers: six rows of two AVX2 registers, and three for
 /// the factors.
 const TILE_ROWS: usize = 6;
@@ -177,19 +179,9 @@ pub(crate) fn multiply_by_transposed<T: Factor, S: Total<T>, const TILE_COLUMNS:
     let parts = a
         .chunks(rows_each * depth.max(1))
         .zip(c.chunks_mut(rows_each * columns));
-    std::thread::scope(|scope| {
-        for (a, c) in parts {
-            let right = &right;
-            let mut work = move || {
-                let left = panels::<T, TILE_ROWS>(a, depth);
-                rows_of_tiles::<T, S, TILE_COLUMNS>(&left, right, depth, columns, chunk, c);
-            };
-            if threads == 1 {
-                work();
-            } else {
-                scope.spawn(work);
-            }
-        }
+    in_parallel(threads, parts, |(a, c)| {
+        let left = panels::<T, TILE_ROWS>(a, depth);
+        rows_of_tiles::<T, S, TILE_COLUMNS>(&left, &right, depth, columns, chunk, c);
     });
 }
 
@@ -358,7 +350,7 @@ mod tests {
             depth: 4,
         };
         let mut c = [0f32];
-        // 1 is lost beside 2^24 in one chain, and kept where both ones are summed first.
+        // 1 is lost when added to 2^24 in one chain, and kept where both ones are summed first.
         let (a, b) = ([16_777_216.0, 0.0, 1.0, 1.0], [1.0f32; 4]);
         multiply_by_transposed::<f32, f32, 16>(&a, &b, sizes, 4, &mut c);
         assert_eq!(c[0].to_bits(), 16_777_216f32.to_bits());

@@ -109,7 +109,7 @@ pub(crate) fn resolve_change(
     Ok(changed)
 }
 
-/// A step's trigger, counted from what the node has behind it.
+/// A step's trigger, counted from the node's history.
 fn from_now(trigger: Option<Trigger>, gpu: &GpuState, elapsed_ns: u64) -> Trigger {
     match trigger {
         None => Trigger::AtNs(elapsed_ns),

@@ -36,7 +36,7 @@ pub struct Driver {
     pub libcuda_version: Option<String>,
     #[serde(default)]
     pub gsp_firmware_version: Option<String>,
-    /// What `cuDriverGetVersion` tells, as `[major, minor]`.
+    /// The result of `cuDriverGetVersion`, as `[major, minor]`.
     pub cuda_version: [u32; 2],
     pub kernel_module: KernelModule,
 }
@@ -97,7 +97,7 @@ pub struct LibraryBehaviour {
     /// Time that every call takes on top, to stand for a slow driver.
     #[serde(default)]
     pub delay_us: u64,
-    /// Whether `nvmlDeviceGetFieldValues` also answers the entry behind the last one, unless it has
+    /// Whether `nvmlDeviceGetFieldValues` also answers the entry after the last one, unless it has
     /// failed already. It ends the process with SIGABRT instead of writing there.
     // Source: libnvidia-ml 580.159.04.
     #[serde(default)]
@@ -169,11 +169,11 @@ pub struct Host {
     /// Whether the kernel log can be read.
     #[serde(default = "present")]
     pub kernel_log_readable: bool,
-    /// How many seconds the clock of the kernel log's time stamps is behind the others: nobody
-    /// corrects it, and the uptime adds to its error.
+    /// How many seconds the clock of the kernel log's time stamps lags the others: it is never
+    /// corrected, and the uptime adds to its error.
     #[serde(default)]
     pub kernel_log_lag_s: u64,
-    /// Whether what the kernel log gains is written over before anybody reads it.
+    /// Whether new messages of the kernel log are overwritten before they are read.
     #[serde(default)]
     pub kernel_log_overrun: bool,
     #[serde(default)]
@@ -317,7 +317,12 @@ pub struct SimulatedProcess {
     pub listed: bool,
 }
 
-/// `scenario.json`: what a prepared node's folder holds and the libraries read.
+/// In a prepared node's folder. In a folder of its own: a worker that may open no other GPU's
+/// device node (Landlock) may read what is in this folder at any time, but of the folders above the
+/// device nodes only what was there when it started, and the file is replaced by a rename.
+pub const SCENARIO_FILE: &str = "scenario/scenario.json";
+
+/// [`SCENARIO_FILE`]: what a prepared node's folder holds and the libraries read.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolvedScenario {

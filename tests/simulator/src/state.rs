@@ -238,7 +238,7 @@ impl State {
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Says how many records the kernel log starts with.
+    /// Sets the number of records that the kernel log starts with.
     pub(crate) fn set_kernel_records(&self, count: u64) {
         self.layout().kernel_records.store(count, Ordering::Release);
     }
@@ -376,14 +376,14 @@ impl GpuState {
             .collect()
     }
 
-    /// Memory that living processes hold, and that nobody gave back, in bytes.
+    /// Memory that living processes hold, and that was not freed, in bytes.
     pub fn memory_used(&self) -> u64 {
         let processes = self.processes();
         let held: u64 = processes.iter().map(|process| process.memory_bytes).sum();
         held + self.kept_bytes.load(Ordering::Acquire)
     }
 
-    /// Keeps memory for good, whoever had it.
+    /// Leaks memory for good.
     pub(crate) fn keep_memory(&self, bytes: u64) {
         self.kept_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
@@ -523,7 +523,7 @@ pub(crate) fn start_time(pid: u32) -> Option<u32> {
     Some(low_half(ticks))
 }
 
-/// Nanoseconds on a clock that every process shares and that nobody sets.
+/// Nanoseconds on a clock that every process shares and that is never set.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,

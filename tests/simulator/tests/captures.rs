@@ -73,7 +73,7 @@ const NOT_COMPARED: [(&str, &str); 18] = [
 ];
 
 /// Values that are constant in the captures because the hardware lacks what they speak of: NVML
-/// says so by name.
+/// returns a code for it.
 const ABSENT_ON_H200: [(&str, &str); 30] = [
     ("addressing_mode", "None"),
     ("mig_devices", "None"),

@@ -5,7 +5,7 @@ use simulator::{Catalogue, NodeRequest, prepare_node};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// What cargo built of this package beside this test: `target/<profile>`.
+/// Files that cargo built of this package next to this test: `target/<profile>`.
 fn built(path: &str) -> PathBuf {
     let program = std::env::current_exe().expect("this program");
     let profile = program.ancestors().nth(2).expect("target/<profile>");

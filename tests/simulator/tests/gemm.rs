@@ -277,7 +277,7 @@ impl<'card> Product<'card> {
     fn tensor_map(&self, address: u64, rows: u32, tile_rows: u32) -> Parameter {
         let mut map = Parameter([0; 16]);
         let dimensions = [u64::from(self.k_bytes), u64::from(rows)];
-        // SAFETY: the map is 128 aligned bytes, the arrays are as long as the rank asks.
+        // SAFETY: the map is 128 aligned bytes, the arrays are as long as the rank requires.
         unsafe {
             ok(cuTensorMapEncodeTiled(
                 (&raw mut map).cast::<TensorMap>(),

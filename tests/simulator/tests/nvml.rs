@@ -19,7 +19,7 @@ const SUCCESS: u32 = sys::nvmlReturn_enum_NVML_SUCCESS;
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
 
 fn library() -> PathBuf {
-    // Cargo builds the shared library beside the tests.
+    // Cargo builds the shared library next to the tests.
     std::env::current_exe()
         .unwrap()
         .with_file_name("libsimulator.so")
@@ -133,7 +133,7 @@ fn without_a_node_nothing_looks_healthy() {
 #[test]
 fn a_node_of_another_version_is_refused() {
     let prepared = prepare("other-version", "h200x1", &[]);
-    let path = prepared.folder.join("scenario.json");
+    let path = prepared.folder.join(simulator::scenario::SCENARIO_FILE);
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replacen("\"vbios\"", "\"vbias\"", 1)).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nvml-transcript"))
@@ -165,7 +165,7 @@ fn return_codes_are_nvmls() {
         free: 0,
         used: 0,
     };
-    // SAFETY: every pointer is to a value that lives through its call, as NVML asks.
+    // SAFETY: every pointer is to a value that lives through its call, as NVML requires.
     unsafe {
         assert_eq!(
             nvml.nvmlDeviceGetCount_v2(&raw mut count),
@@ -332,8 +332,8 @@ fn a_missing_function_is_missing_and_the_others_work() {
     assert!(device(&nvml, 0).is_ok());
 }
 
-/// Not a test of its own: a process that initialises NVML where it must fail, and tells the code as
-/// its exit status.
+/// Not a test of its own: a process that initialises NVML where it must fail, and returns the code
+/// as its exit status.
 #[test]
 fn tell_the_code_of_initialisation_when_asked() {
     if on_node() {

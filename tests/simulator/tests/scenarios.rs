@@ -1,4 +1,4 @@
-//! Every shipped node and fault loads, and mistakes are told by file, line and name.
+//! Every shipped node and fault loads, and mistakes are reported with file, line and name.
 
 use simulator::resolve::resolve;
 use simulator::{Catalogue, Kind, NodeRequest, prepare_node};

@@ -134,7 +134,7 @@ fn listed(entry: &str) -> Option<usize> {
     })
 }
 
-/// The types of a value and of what is in it; errors are told apart by their number.
+/// The types of a value and of what is in it; errors are distinguished by their number.
 fn shape(value: &Value) -> String {
     match value {
         Value::Object(members) if members.contains_key("error") => value.to_string(),

@@ -13,7 +13,7 @@ use crate::facts::{
 pub const MEMORY_TOLERANCE_BYTES: u64 = 64 << 20;
 
 /// Jain's fairness index of the shares of `n` workers: from 1/n, where one has everything, to 1,
-/// where all have the same. `None` where nobody has anything.
+/// where all have the same. `None` where all values are zero.
 // Source: R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and Discrimination",
 // DEC-TR-301, 1984.
 pub fn jain_index(shares: &[f64]) -> Option<f64> {
@@ -66,8 +66,8 @@ impl TestedWorker<'_> {
             && self.run.end == Reading::Value(WorkerEnd::Finished)
     }
 
-    /// Why it did not succeed, as a lowercase fragment; `None` for one that did. Whoever is
-    /// `refusable` may be refused memory.
+    /// Why it did not succeed, as a lowercase fragment; `None` for one that did. A `refusable`
+    /// worker may be refused memory.
     pub fn failure(&self, refusable: bool) -> Option<String> {
         let detail = self.detail.clone().unwrap_or_default();
         let failures = &detail.failures;
@@ -208,6 +208,10 @@ pub enum Leftover {
     Zombies(BTreeSet<u32>),
     /// Open descriptors of the parent beyond those before.
     Descriptors(u64),
+    /// Shared memory segments of this user that were not there before.
+    SharedMemory(BTreeSet<String>),
+    /// References to `nvidia_uvm` beyond those before.
+    UvmReferences(u64),
 }
 
 impl Leftover {
@@ -215,8 +219,18 @@ impl Leftover {
     pub fn gpu(&self) -> Option<&str> {
         match self {
             Self::Memory { gpu, .. } | Self::Listed { gpu, .. } => Some(gpu),
-            Self::Processes(_) | Self::Zombies(_) | Self::Descriptors(_) => None,
+            Self::Processes(_)
+            | Self::Zombies(_)
+            | Self::Descriptors(_)
+            | Self::SharedMemory(_)
+            | Self::UvmReferences(_) => None,
         }
+    }
+
+    /// Whether processes that are not the test's may have made it: segments of the same user and
+    /// references of the whole node.
+    pub fn may_be_of_others(&self) -> bool {
+        matches!(self, Self::SharedMemory(_) | Self::UvmReferences(_))
     }
 }
 
@@ -232,6 +246,11 @@ impl std::fmt::Display for Leftover {
             Self::Processes(pids) => write!(f, "processes {}", text(pids)),
             Self::Zombies(pids) => write!(f, "zombies {}", text(pids)),
             Self::Descriptors(count) => write!(f, "{count} open file descriptors"),
+            Self::SharedMemory(names) => {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                write!(f, "shared memory {}", names.join(", "))
+            }
+            Self::UvmReferences(count) => write!(f, "{count} references to nvidia_uvm"),
         }
     }
 }
@@ -279,6 +298,17 @@ pub fn leftovers(
     {
         left.push(Leftover::Descriptors(more));
     }
+    if let (Some(then), Some(now)) = (&before.shared_memory, &after.shared_memory) {
+        let names: BTreeSet<String> = now.difference(then).cloned().collect();
+        if !names.is_empty() {
+            left.push(Leftover::SharedMemory(names));
+        }
+    }
+    if let (Some(then), Some(now)) = (before.uvm_references, after.uvm_references)
+        && now > then
+    {
+        left.push(Leftover::UvmReferences(now - then));
+    }
     left
 }
 
@@ -307,7 +337,7 @@ pub fn newcomers(allocation: &AllocationFacts, uuid: &str) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Memory of a worker's context, beside what it allocates.
+/// Memory of a worker's context, in addition to what it allocates.
 // Source: 0.3 to 0.6 GiB, BENCHMARKS.md.
 const CONTEXT_BYTES: u64 = 600 << 20;
 
@@ -388,5 +418,23 @@ mod tests {
         );
         assert_eq!(left[0].gpu(), Some("GPU-a"));
         assert_eq!(left[3].gpu(), None);
+        assert!(!left.iter().any(Leftover::may_be_of_others));
+    }
+
+    #[test]
+    fn segments_and_references_count_where_both_states_have_them() {
+        let with = |names: &[&str], references| AllocationSnapshot {
+            shared_memory: Some(names.iter().map(|&it| it.to_owned()).collect()),
+            uvm_references: references,
+            ..state(100, &[], 10)
+        };
+        let before = with(&["a", "b"], Some(4));
+        let left = leftovers(&before, &with(&["b", "psm_1"], Some(6)), &BTreeSet::new());
+        let texts: Vec<String> = left.iter().map(Leftover::to_string).collect();
+        assert_eq!(texts, ["shared memory psm_1", "2 references to nvidia_uvm"]);
+        assert!(left.iter().all(Leftover::may_be_of_others));
+        let unread = with(&["b"], None);
+        assert_eq!(leftovers(&before, &unread, &BTreeSet::new()), []);
+        assert_eq!(leftovers(&unread, &before, &BTreeSet::new()).len(), 1);
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn run_of<'f>(
     Ok(run)
 }
 
-/// Whether a burn of other GPUs was asked for.
+/// Whether a burn of other GPUs was requested.
 pub(crate) fn leaves_out(uuid: &str, facts: &Facts) -> bool {
     let Some(BurnPlan::On { gpus, .. }) = &facts.load.burn_plan else {
         return false;
@@ -111,14 +111,14 @@ pub(crate) fn sensors_of<'f>(
     Ok((run, log))
 }
 
-/// Others who used this GPU while it was burned, in words; `None` where nobody was seen.
+/// Others who used this GPU while it was burned, in words; `None` where no process was seen.
 fn others_on(gpu: &GpuFacts, facts: &Facts) -> Option<String> {
     let log = facts.load.sensors.get(gpu.uuid.value()?);
     let listed = log.filter(|it| it.trouble.is_none() || !it.other_processes.is_empty());
     let seen = match listed {
         Some(log) => &log.other_processes,
-        // Nobody looked to the end. Those who were there before are there where the GPU was to be
-        // shared.
+        // The observation did not last to the end. Those who were there before are there where the
+        // GPU was to be shared.
         None => gpu.processes.value()?,
     };
     (!seen.is_empty()).then(|| queries::processes_in_words(seen))
@@ -198,6 +198,37 @@ pub(crate) fn rate(products: &PrecisionRun) -> f64 {
     median(&mut rates).unwrap_or(f64::NAN)
 }
 
+/// How far the rate of a precision moved over time, in TFLOP/s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) minimum: f64,
+    pub(crate) maximum: f64,
+    /// The standard deviation, in percent of the mean.
+    pub(crate) deviation_percent: f64,
+}
+
+/// `None` of a burn too short for it, and where a rate is no number.
+pub(crate) fn spread(products: &PrecisionRun) -> Option<Spread> {
+    let rates = rates_after_warm_up(products);
+    if rates.len() < INTERVALS_MINIMUM || !rates.iter().all(|it| it.is_finite()) {
+        return None;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a few thousand intervals")]
+    let count = rates.len() as f64;
+    let mean = rates.iter().sum::<f64>() / count;
+    let squares: f64 = rates.iter().map(|it| (it - mean).powi(2)).sum();
+    let deviation = (squares / (count - 1.0)).sqrt();
+    Some(Spread {
+        minimum: rates.iter().copied().fold(f64::INFINITY, f64::min),
+        maximum: rates.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        deviation_percent: if mean > 0.0 {
+            deviation / mean * 100.0
+        } else {
+            0.0
+        },
+    })
+}
+
 /// `None` of nothing. NaN sorts last, so that a majority of them is NaN.
 pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -234,4 +265,25 @@ pub(crate) fn power_in_second_half_mw(run: &BurnRun, samples: &[&SensorSample]) 
     )]
     let count = powers.len() as f64;
     (count > 0.0).then(|| powers.iter().sum::<f64>() / count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spread;
+    use crate::test_machine::burned_node;
+
+    #[test]
+    fn the_spread_leaves_the_warm_up_out() {
+        let facts = burned_node();
+        let run = facts.load.burn.values().find_map(|it| it.value());
+        let mut products = run.expect("a burn").precisions[0].clone();
+        products.tflops_intervals = vec![900.0, 1.0, 98.0, 102.0, 100.0];
+        let found = spread(&products).expect("a spread");
+        assert!((found.minimum - 98.0).abs() < 1e-9 && (found.maximum - 102.0).abs() < 1e-9);
+        assert!((found.deviation_percent - 2.0).abs() < 1e-9, "{found:?}");
+        products.tflops_intervals.truncate(4);
+        assert_eq!(spread(&products), None);
+        products.tflops_intervals = vec![1.0, 1.0, 1.0, f32::NAN, 1.0];
+        assert_eq!(spread(&products), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! A check: its id, stage, level and pure judge function.
 
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, Framework, GpuFacts, PythonEnvironment};
 use crate::findings::Judgement;
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -19,17 +19,23 @@ pub struct Check {
     pub documentation_url: &'static str,
 }
 
-/// What a check judges. Both are pure: no IO, no clock, no environment.
+/// What a check judges. All are pure: no IO, no clock, no environment.
 ///
 /// [`crate::judge()`] makes the findings, one for each subject, so that a check cannot forget a
-/// GPU.
+/// GPU or a Python environment.
 #[derive(Debug)]
 pub enum Judge {
     /// The machine as a whole.
     Host(fn(&Facts, &Profile) -> Judgement),
     /// Each GPU that NVML lists.
     EachGpu(fn(&GpuFacts, &Facts, &Profile) -> Judgement),
+    /// Each Python environment with a GPU package, and each that the profile or `--python` names;
+    /// with a framework, each that has the framework.
+    EachEnvironment(Option<Framework>, JudgeEnvironment),
 }
+
+/// Judges one Python environment.
+pub type JudgeEnvironment = fn(&PythonEnvironment, &Facts, &Profile) -> Judgement;
 
 /// A check as `checks/mod.rs` lists it.
 #[derive(Debug)]

@@ -205,11 +205,12 @@ fn matched_gpus<'f>(
     matched.collect()
 }
 
-/// The same check on the host, or on the GPU at the same address.
+/// The same check on the host, on the GPU at the same address, or in the same environment.
 fn verdict_changes(before: &Run, after: &Run) -> Vec<VerdictChange> {
     let place = |finding: &Finding| match &finding.subject {
         Subject::Host => None,
         Subject::Gpu(gpu) => Some(gpu.pci_address.clone().or_else(|| gpu.uuid.clone())),
+        Subject::Environment(environment) => Some(Some(environment.path.clone())),
     };
     let is_same =
         |one: &Finding, other: &Finding| one.check == other.check && place(one) == place(other);
@@ -243,7 +244,7 @@ enum Noise {
     None,
     Share(f64),
     Degrees(f64),
-    /// It says nothing of the GPU.
+    /// It is no evidence about the GPU.
     NotCompared,
 }
 

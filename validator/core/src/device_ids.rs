@@ -22,14 +22,14 @@ pub(crate) fn is_gpu_resource(resource: &str) -> bool {
     name.is_some_and(|it| it.starts_with("gpu") || it.starts_with("mig-"))
 }
 
-/// Whether devices are GPUs: by the name of their resource, or where the plugin was told another
-/// name, by their ids.
+/// Whether devices are GPUs: by the name of their resource, or where the plugin was configured with
+/// another name, by their ids.
 pub fn are_gpus(resource: &str, ids: &[String]) -> bool {
     is_gpu_resource(resource)
         || resource.starts_with(RESOURCE_DOMAIN) && ids.iter().any(|it| is_uuid(it))
 }
 
-/// Whether an id says which GPU it is; Google's device plugin numbers its devices.
+/// Whether an id identifies its GPU; Google's device plugin numbers its devices.
 pub(crate) fn is_uuid(device_id: &str) -> bool {
     device_id.starts_with("GPU-") || device_id.starts_with("MIG-")
 }
@@ -96,7 +96,7 @@ pub fn expected(facts: &Facts) -> Result<BTreeSet<String>, Outcome> {
     Ok(uuids)
 }
 
-/// What was seen of Kubernetes, if anybody looked.
+/// The facts of Kubernetes, if they were collected.
 fn seen(facts: &Facts) -> Result<&KubernetesFacts, Outcome> {
     facts
         .kubernetes
@@ -142,7 +142,7 @@ pub(crate) fn kubelet<'a>(
     })
 }
 
-/// What the API server said. Without credentials the check is skipped, unless the profile requires
+/// The API server's answer. Without credentials the check is skipped, unless the profile requires
 /// the API.
 pub(crate) fn api<'a>(facts: &'a Facts, profile: &Profile) -> Result<&'a ApiFacts, Outcome> {
     if profile.kubernetes.api.required == Some(true) {

@@ -6,7 +6,7 @@
 //! leaves checks without values, and is one cause. Pure: the same run gives the same diagnosis.
 //! Verdicts do not depend on it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use crate::findings::{Evidence, Finding, GpuSubject, Run, Subject, Verdict};
 pub use crate::cause::{CauseKind, RecommendedAction};
 
 /// A GPU of a root cause.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, JsonSchema)]
 pub struct CauseGpu {
     /// NVML's index at the time of the run; `None` for a GPU that NVML does not list.
     pub index: Option<usize>,
@@ -102,10 +102,12 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
     &[
         ("allocation_balance", K::Performance, A::Drain),
         ("allocation_isolation", K::HostSoftware, A::FixSoftware),
+        ("allocation_layouts", K::HostSoftware, A::FixSoftware),
         ("allocation_leaks", K::LoadFailed, A::Reset),
         ("allocation_oversubscription", K::LoadFailed, A::Drain),
         ("allocation_scaling", K::Performance, A::Drain),
         ("allocation_success", K::LoadFailed, A::Reset),
+        ("bar1_memory", K::Pcie, A::FixSoftware),
         ("burn_completed", K::LoadFailed, A::Reset),
         ("burn_errors", K::GpuHardware, A::Reset),
         ("burn_power", K::PowerAndThermal, A::Drain),
@@ -113,6 +115,7 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
         ("burn_throttling", K::PowerAndThermal, A::Drain),
         ("clocks", K::GpuConfiguration, A::FixSoftware),
         ("compute_mode", K::GpuConfiguration, A::FixSoftware),
+        ("container_limits", K::HostSoftware, A::FixSoftware),
         ("container_runtime", K::HostSoftware, A::FixSoftware),
         ("cuda_compat_package", K::HostSoftware, A::FixSoftware),
         ("cuda_driver_library", K::Driver, A::FixSoftware),
@@ -154,6 +157,7 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
         ("gpu_reachable", K::GpuLost, A::Reboot),
         ("gpus_uniform", K::GpuConfiguration, A::Drain),
         ("idle_memory", K::InUse, A::Wait),
+        ("imex_service", K::Nvlink, A::FixSoftware),
         ("image_driver_components", K::Image, A::FixSoftware),
         ("image_files", K::Image, A::FixSoftware),
         ("image_free_disk", K::Image, A::FixSoftware),
@@ -224,7 +228,7 @@ pub fn recommended_action(
 pub fn diagnose(run: &Run) -> Vec<RootCause> {
     let mut causes = merged(signs(run));
     fold_consequences(&mut causes);
-    let mut causes = alike_on_several_gpus(causes);
+    let mut causes = alike_in_several_environments(alike_on_several_gpus(causes));
     causes.sort_by_key(|it| (std::cmp::Reverse(precedence(it.verdict)), it.kind));
     causes
 }
@@ -318,9 +322,12 @@ fn of_finding(finding: &Finding, facts: &Facts) -> RootCause {
     RootCause {
         kind,
         verdict: finding.verdict,
-        summary: finding.summary.clone(),
+        summary: match &finding.subject {
+            Subject::Environment(it) => format!("{it}: {}", finding.summary),
+            Subject::Host | Subject::Gpu(_) => finding.summary.clone(),
+        },
         gpus: match &finding.subject {
-            Subject::Host => Vec::new(),
+            Subject::Host | Subject::Environment(_) => Vec::new(),
             Subject::Gpu(subject) => vec![gpu_of(subject, facts)],
         },
         recommended_action: finding.recommended_action.unwrap_or(default_action),
@@ -338,14 +345,10 @@ fn of_finding(finding: &Finding, facts: &Facts) -> RootCause {
 
 /// The GPU of a subject with its index and serial number.
 pub(crate) fn gpu_of(subject: &GpuSubject, facts: &Facts) -> CauseGpu {
-    facts
-        .gpus
-        .iter()
-        .position(|gpu| GpuSubject::of(gpu) == *subject)
-        .map_or_else(
-            || CauseGpu::unlisted(subject),
-            |index| CauseGpu::of(&facts.gpus[index], index),
-        )
+    subject.position_in(facts).map_or_else(
+        || CauseGpu::unlisted(subject),
+        |index| CauseGpu::of(&facts.gpus[index], index),
+    )
 }
 
 /// How reports name a subject: `GPU 0 (0000:53:00.0)`, or `host`.
@@ -353,16 +356,15 @@ pub(crate) fn name_of(subject: &Subject, facts: &Facts) -> String {
     match subject {
         Subject::Host => "host".to_owned(),
         Subject::Gpu(gpu) => gpu_of(gpu, facts).to_string(),
+        Subject::Environment(environment) => environment.to_string(),
     }
 }
 
 /// The GPU with this address: as NVML lists it, else as the PCI bus has it; `None` for a switch or
 /// a port.
 fn gpu_at(address: &str, facts: &Facts) -> Option<CauseGpu> {
-    let listed = facts
-        .gpus
-        .iter()
-        .position(|gpu| gpu.pci_address.value().is_some_and(|it| it == address));
+    let is_it = |gpu: &GpuFacts| gpu.pci_address.value().is_some_and(|it| it == address);
+    let listed = facts.position_of((None, Some(address)), is_it);
     if let Some(index) = listed {
         return Some(CauseGpu::of(&facts.gpus[index], index));
     }
@@ -379,16 +381,22 @@ fn gpu_at(address: &str, facts: &Facts) -> Option<CauseGpu> {
 /// Signs of one kind on one GPU (or on the host) as one cause; the worst sign names it.
 fn merged(signs: Vec<RootCause>) -> Vec<RootCause> {
     let mut causes: Vec<RootCause> = Vec::new();
+    let mut alike: HashMap<(CauseKind, Vec<CauseGpu>), Vec<usize>> = HashMap::new();
     for sign in signs {
-        // Different software of a host needs different remedies: these stay apart.
-        let mergeable =
-            |it: &RootCause| !it.gpus.is_empty() || it.evidence[0].check == sign.evidence[0].check;
-        match causes
-            .iter_mut()
-            .find(|it| it.kind == sign.kind && it.gpus == sign.gpus && mergeable(it))
-        {
-            Some(cause) => absorb(cause, sign),
-            None => causes.push(sign),
+        // Different software of a host needs different remedies: these stay apart, as do Python
+        // environments.
+        let (one, is_of_gpu) = (&sign.evidence[0], !sign.gpus.is_empty());
+        let mergeable = |it: &RootCause| {
+            is_of_gpu
+                || it.evidence[0].subject == one.subject
+                    && (one.subject != Subject::Host || it.evidence[0].check == one.check)
+        };
+        let alike = alike.entry((sign.kind, sign.gpus.clone())).or_default();
+        if let Some(index) = alike.iter().find(|it| mergeable(&causes[**it])) {
+            absorb(&mut causes[*index], sign);
+        } else {
+            alike.push(causes.len());
+            causes.push(sign);
         }
     }
     causes
@@ -457,7 +465,7 @@ fn fold(cause: &mut RootCause, consequence: RootCause) {
 fn explains(cause: &RootCause, other: &RootCause) -> bool {
     let of_one_gpu = |it: &RootCause| it.gpus.first().cloned();
     match (of_one_gpu(cause), of_one_gpu(other)) {
-        // A cause of the host explains its own kind, and what it says of GPUs.
+        // A cause of the host explains its own kind, and that kind on GPUs.
         (None, None) => {
             cause.kind < other.kind && cause.kind.explains(other.kind)
                 || cause.kind == CauseKind::Driver && other.kind == CauseKind::Driver
@@ -525,6 +533,41 @@ fn alike_on_several_gpus(causes: Vec<RootCause>) -> Vec<RootCause> {
         }
     }
     alike
+}
+
+/// The same findings in several Python environments as one cause.
+fn alike_in_several_environments(causes: Vec<RootCause>) -> Vec<RootCause> {
+    let said = |it: &RootCause| -> Vec<(String, Verdict, String)> {
+        let found = it.evidence.iter();
+        found
+            .map(|it| (it.check.clone(), it.verdict, it.summary.clone()))
+            .collect()
+    };
+    let is_of_one = |it: &RootCause| matches!(it.evidence[0].subject, Subject::Environment(_));
+    let mut alike: Vec<(RootCause, usize)> = Vec::new();
+    for cause in causes {
+        let same = alike.iter_mut().find(|(it, environments)| {
+            // The evidence of the first environment, as further ones follow it.
+            let mut first = it.clone();
+            first.evidence.truncate(it.evidence.len() / environments);
+            is_of_one(it)
+                && is_of_one(&cause)
+                && it.kind == cause.kind
+                && it.remedy == cause.remedy
+                && said(&first) == said(&cause)
+        });
+        match same {
+            Some((same, environments)) => {
+                let (first, more) = (&same.evidence[0], *environments);
+                same.summary = format!("{} and {more} more: {}", first.subject, first.summary);
+                *environments += 1;
+                same.evidence.extend(cause.evidence);
+                same.consequences.extend(cause.consequences);
+            }
+            None => alike.push((cause, 1)),
+        }
+    }
+    alike.into_iter().map(|(cause, _)| cause).collect()
 }
 
 #[cfg(test)]

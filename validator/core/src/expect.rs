@@ -1,7 +1,7 @@
-//! What is expected of this machine, and who says so: the profile first, then what the EC2 instance
-//! type and the GPU model imply.
+//! The expectations of this machine, each with its source: the profile first, then what the EC2
+//! instance type and the GPU model imply.
 //!
-//! `None` always means that nobody states the value: the check then judges the machine's own
+//! `None` always means that no source has the value: the check then judges the machine's own
 //! consistency or skips. A reference value is handed out only where it holds on every healthy
 //! machine; what boards, clouds and virtual machines rightly change is left to the profile.
 
@@ -10,7 +10,7 @@ use crate::kernel_log_events::KernelEvent;
 use crate::profile::{Profile, ServiceRequirement};
 use crate::reference::{self, Ec2InstanceRow, GpuModel, KernelModuleSupport};
 
-/// A value that a machine must have, and who says so.
+/// A value that a machine must have, and its source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected<T> {
     pub(crate) value: T,
@@ -44,8 +44,8 @@ impl<T> Expected<T> {
 /// The systemd service that sets NVSwitches up.
 pub(crate) const FABRIC_MANAGER_SERVICE: &str = "nvidia-fabricmanager";
 
-/// HGX boards of Blackwell GPUs show no function of their NVSwitches, so that this says nothing of
-/// the fabric itself.
+/// HGX boards of Blackwell GPUs show no function of their NVSwitches, so that this is no evidence
+/// about the fabric itself.
 const NO_NVSWITCH: &str = "no NVSwitch is visible; fabric_state judges the result";
 
 /// GPUs of a whole HGX or DGX board, on which every NVLink of every GPU is connected.
@@ -72,7 +72,7 @@ pub(crate) fn gpu_model(gpu: &GpuFacts) -> Option<&'static GpuModel> {
     )
 }
 
-/// What the profile says, else what the EC2 instance type says, else what the GPU model says.
+/// The profile's value, else that of the EC2 instance type, else that of the GPU model.
 pub(crate) fn expected<T>(
     profile: Option<T>,
     instance: Option<(&Ec2InstanceRow, T)>,
@@ -134,7 +134,7 @@ pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
         ));
     }
     let models = models_of(facts);
-    let on_a_board = |it: &&GpuModel| it.whole_board_nvlinks;
+    let on_a_board = |it: &&GpuModel| it.whole_board_nvlinks || is_of_a_tray(it);
     let is_one_board_model = !models.is_empty() && models.iter().all(on_a_board);
     let major = models.first().map(|it| it.compute_capability.major)?;
     let boards: &[(usize, usize)] = match major {
@@ -316,7 +316,7 @@ pub(crate) fn power_limit_mw(gpu: &GpuFacts, profile: &Profile) -> Option<Expect
         .or_else(own_default)
 }
 
-/// Whether ECC must be on: on data center GPUs that have it, unless the profile says otherwise.
+/// Whether ECC must be on: on data center GPUs that have it, unless the profile states otherwise.
 pub(crate) fn ecc(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<bool>> {
     let model = gpu_model(gpu).filter(|it| it.ecc && it.data_center);
     expected(profile.gpus.ecc, None, model.map(|it| (it, true)))
@@ -340,6 +340,17 @@ pub(crate) fn kernel_module(
         .or_else(|| of(KernelModuleSupport::OpenOnly))
         .or_else(|| of(KernelModuleSupport::Either))
         .map(|model| Expected::by_model(model, model.kernel_module))
+}
+
+/// A GPU whose fabric spans the nodes of a rack.
+// Source: NVIDIA GB200 NVL72, Multi-Node NVLink; models by their names in the reference table.
+pub(crate) fn is_rack_scale(gpu: &GpuFacts) -> bool {
+    model_has(gpu, is_of_a_tray)
+}
+
+/// A compute tray of a rack has four GPUs, or two.
+fn is_of_a_tray(model: &GpuModel) -> bool {
+    matches!(model.name.as_str(), "GB200" | "GB300")
 }
 
 /// The models of all GPUs that NVML or the PCI bus shows, each once.
@@ -388,8 +399,7 @@ pub(crate) fn fabric_manager(facts: &Facts, profile: &Profile) -> Option<Expecte
         .or_else(|| switches.map(|_| by_bus(false, NO_NVSWITCH)))
 }
 
-/// The GPU's model is known to have something; `false` for models that nobody knows and for virtual
-/// GPUs.
+/// The GPU's model is known to have something; `false` for unknown models and for virtual GPUs.
 pub(crate) fn model_has(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
     gpu_model(gpu).is_some_and(has)
 }
@@ -405,7 +415,7 @@ pub(crate) fn is_consumer_card(gpu: &GpuFacts) -> bool {
     }
 }
 
-/// The GPU's model may have something: it is known to, or nobody knows the model.
+/// The GPU's model may have something: it is known to, or the model is unknown.
 pub(crate) fn model_may_have(gpu: &GpuFacts, has: impl FnOnce(&GpuModel) -> bool) -> bool {
     gpu_model(gpu).is_none_or(has)
 }
@@ -612,7 +622,7 @@ mod tests {
             needed(&guest),
             Some((true, "NVSwitches on the PCI bus".to_owned()))
         );
-        // The switches of an instance may be hidden; its type tells of them.
+        // The switches of an instance may be hidden; its type has them.
         let hidden = on_ec2(node(8, &h200()), "p5en.48xlarge");
         assert_eq!(
             needed(&hidden),
@@ -620,7 +630,7 @@ mod tests {
         );
         let single = on_ec2(node(1, &gpu("NVIDIA H100 80GB HBM3", 0x2330)), "p5.4xlarge");
         assert_eq!(needed(&single).map(|it| it.0), Some(false));
-        // Nothing was read: nobody says.
+        // Nothing was read: no source states it.
         assert_eq!(needed(&node(8, &h200())), None);
         let mine = profile("services: {nvidia-fabricmanager: inactive}");
         assert_eq!(

@@ -1,4 +1,6 @@
-//! What a check says of one subject, and what a whole run says.
+//! The result of a check for one subject, and of a whole run.
+
+use std::collections::HashMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,7 +28,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Somebody looked: the only verdicts that count as coverage.
+    /// It was judged: the only verdicts that count as coverage.
     pub fn judged(self) -> bool {
         matches!(self, Self::Pass | Self::Warn | Self::Fail)
     }
@@ -63,7 +65,7 @@ pub struct Evidence {
     pub line: Option<String>,
 }
 
-/// What a check says, before it is tied to a check id and a subject.
+/// The result of a check, before it is tied to a check id and a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub(crate) verdict: Verdict,
@@ -100,29 +102,29 @@ impl Outcome {
         Self::new(Verdict::Pass, summary)
     }
 
-    /// `summary` says what should be improved.
+    /// `summary` states what should be improved.
     pub fn warn(summary: impl Into<String>) -> Self {
         Self::new(Verdict::Warn, summary)
     }
 
     /// `summary` names the fault with both values:
-    /// `driver is 570.86.15, the profile asks for at least 580.65.06`.
+    /// `driver is 570.86.15, the profile requires at least 580.65.06`.
     pub fn fail(summary: impl Into<String>) -> Self {
         Self::new(Verdict::Fail, summary)
     }
 
-    /// `summary` says what could not be looked at, and why.
+    /// `summary` states what could not be judged, and why.
     pub fn error(summary: impl Into<String>) -> Self {
         Self::new(Verdict::Error, summary)
     }
 
-    /// `reason` says why the check does not apply here.
+    /// `reason` states why the check does not apply here.
     pub fn skip(reason: impl Into<String>) -> Self {
         Self::new(Verdict::Skip, reason)
     }
 
-    /// Load could not be put on this GPU, or says nothing of it, because others are using it: an
-    /// `error` that exit code 4 tells apart.
+    /// Load could not be put on this GPU, or is no evidence about it, because other processes use
+    /// it: an `error` with an exit code of its own, 4.
     pub fn busy(summary: impl Into<String>) -> Self {
         Self {
             busy: true,
@@ -171,6 +173,12 @@ impl Outcome {
     }
 }
 
+impl Subject {
+    pub fn is_gpu(&self) -> bool {
+        matches!(self, Self::Gpu(_))
+    }
+}
+
 impl From<Unread> for Outcome {
     fn from(unread: Unread) -> Self {
         if unread.not_applicable {
@@ -193,9 +201,62 @@ pub type Judgement = Result<Outcome, Outcome>;
 pub enum Subject {
     Host,
     Gpu(GpuSubject),
+    Environment(EnvironmentSubject),
 }
 
-/// A GPU, named by UUID wherever it has told one.
+impl Subject {
+    pub(crate) fn gpu(&self) -> Option<&GpuSubject> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu),
+            Self::Host | Self::Environment(_) => None,
+        }
+    }
+
+    pub(crate) fn environment(&self) -> Option<&EnvironmentSubject> {
+        match self {
+            Self::Environment(environment) => Some(environment),
+            Self::Host | Self::Gpu(_) => None,
+        }
+    }
+}
+
+/// Findings by the part of their subject that `key` returns, in the order of the first of each.
+pub(crate) fn findings_by<K: Eq + std::hash::Hash>(
+    findings: &[Finding],
+    key: impl Fn(&Subject) -> Option<&K>,
+) -> Vec<(&K, Vec<&Finding>)> {
+    let mut groups: Vec<(&K, Vec<&Finding>)> = Vec::new();
+    let mut positions = HashMap::new();
+    for finding in findings {
+        let Some(key) = key(&finding.subject) else {
+            continue;
+        };
+        let position = *positions.entry(key).or_insert_with(|| {
+            groups.push((key, Vec::new()));
+            groups.len() - 1
+        });
+        groups[position].1.push(finding);
+    }
+    groups
+}
+
+/// A Python environment, named by its folder, which is the same from run to run.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentSubject {
+    /// `/opt/venv`.
+    pub path: String,
+}
+
+impl std::fmt::Display for EnvironmentSubject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Python environment {}", self.path)
+    }
+}
+
+/// A GPU, named by UUID where it has reported one.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -213,6 +274,16 @@ impl GpuSubject {
             pci_address: gpu.pci_address.value().cloned(),
             name: gpu.name.value().cloned(),
         }
+    }
+
+    /// Where the first GPU with this name stands in the facts.
+    pub(crate) fn position_in(&self, facts: &Facts) -> Option<usize> {
+        let is_it = |gpu: &GpuFacts| {
+            self.uuid.as_ref() == gpu.uuid.value()
+                && self.pci_address.as_ref() == gpu.pci_address.value()
+                && self.name.as_ref() == gpu.name.value()
+        };
+        facts.position_of((self.uuid.as_deref(), self.pci_address.as_deref()), is_it)
     }
 }
 
@@ -232,11 +303,12 @@ impl std::fmt::Display for Subject {
         match self {
             Self::Host => f.write_str("host"),
             Self::Gpu(gpu) => gpu.fmt(f),
+            Self::Environment(environment) => environment.fmt(f),
         }
     }
 }
 
-/// What one check says of one subject.
+/// The result of one check for one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
@@ -266,7 +338,7 @@ pub struct Finding {
     /// What the profile changed, and its reason: `severity warn by the profile: …`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden: Option<String>,
-    /// Seconds that reading what this check judges took, as far as it can be told.
+    /// Seconds that reading what this check judges took, as far as it is known.
     pub time_s: f64,
 }
 
@@ -361,7 +433,7 @@ impl Run {
         let a_gpu_was_judged = self
             .findings
             .iter()
-            .any(|it| matches!(it.subject, Subject::Gpu(_)) && it.verdict.judged());
+            .any(|it| it.subject.is_gpu() && it.verdict.judged());
         let judged_at_all = if self.level == Level::Image {
             its_driver_was_judged
         } else {

@@ -1,9 +1,10 @@
 //! Applies every check to every subject, and the profile's severities to the outcomes.
 
 use crate::after_load::{self, worse_of};
-use crate::check::{Check, Entry, Judge};
+use crate::check::{Check, Entry, Judge, JudgeEnvironment};
 use crate::diagnosis;
-use crate::facts::{Facts, GpuFacts};
+use crate::environment::subjects;
+use crate::facts::{Facts, Framework, GpuFacts};
 use crate::findings::{Finding, GpuSubject, Judgement, Outcome, Run, Subject, Verdict};
 use crate::level::{Level, Stage};
 use crate::profile::{Profile, Severity};
@@ -16,6 +17,7 @@ use crate::queries;
 pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
     let mut findings = Vec::new();
     let after = after_load::facts_after(facts);
+    let unlisted = queries::unlisted_gpus(facts);
     let is_of_this_kind =
         |entry: &&Entry| entry.check.level != Level::Image || level == Level::Image;
     for entry in crate::checks::ALL.iter().filter(is_of_this_kind) {
@@ -34,8 +36,18 @@ pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
                 findings.extend(judge_each_gpu(
                     entry.check,
                     judge_gpu,
-                    facts,
+                    (facts, &unlisted),
                     after.as_ref(),
+                    profile,
+                    level,
+                ));
+            }
+            Judge::EachEnvironment(framework, judge_environment) => {
+                findings.extend(judge_each_environment(
+                    entry.check,
+                    framework,
+                    judge_environment,
+                    facts,
                     profile,
                     level,
                 ));
@@ -43,14 +55,14 @@ pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
         }
     }
     // A stable sort keeps the order of the checks within a subject.
-    findings.sort_by_key(|it| subject_rank(facts, &it.subject));
+    findings.sort_by_cached_key(|it| subject_rank(facts, &it.subject));
     findings
 }
 
 fn judge_each_gpu(
     check: &Check,
     judge_gpu: fn(&GpuFacts, &Facts, &Profile) -> Judgement,
-    facts: &Facts,
+    (facts, unlisted): (&Facts, &[GpuSubject]),
     after: Option<&Facts>,
     profile: &Profile,
     level: Level,
@@ -71,7 +83,7 @@ fn judge_each_gpu(
         });
         finding(check, facts, Subject::Gpu(GpuSubject::of(gpu)), outcome)
     });
-    let unlisted = queries::unlisted_gpus(facts).into_iter().map(|subject| {
+    let unlisted = unlisted.iter().cloned().map(|subject| {
         let outcome = outcome_of(check, facts, profile, level, || {
             Err(queries::reported_by(
                 "gpu_count",
@@ -95,6 +107,45 @@ fn judge_each_gpu(
     vec![finding(check, facts, Subject::Host, outcome)]
 }
 
+/// A Python environment that is demanded and absent is a subject, too: of the check that judges
+/// environments as such.
+fn judge_each_environment(
+    check: &Check,
+    framework: Option<Framework>,
+    judge_environment: JudgeEnvironment,
+    facts: &Facts,
+    profile: &Profile,
+    level: Level,
+) -> Vec<Finding> {
+    let about = |subject: Subject, judgement: Judgement| {
+        let outcome = outcome_of(check, facts, profile, level, || judgement);
+        finding(check, facts, subject, outcome)
+    };
+    let environments = match subjects::judged(facts, profile, framework) {
+        Ok(environments) => environments,
+        Err(outcome) => return vec![about(Subject::Host, Err(outcome))],
+    };
+    let mut findings: Vec<Finding> = environments
+        .into_iter()
+        .map(|it| {
+            let judgement = judge_environment(it, facts, profile);
+            about(Subject::Environment(subjects::of(it)), judgement)
+        })
+        .collect();
+    if framework.is_none() {
+        let absent = subjects::absent(facts, profile).into_iter();
+        findings.extend(absent.map(|it| {
+            let text = "there is no Python environment here, and the profile demands one";
+            about(Subject::Environment(it), Ok(Outcome::fail(text)))
+        }));
+    }
+    if findings.is_empty() {
+        let nothing = subjects::nothing(framework);
+        findings.push(about(Subject::Host, Err(nothing)));
+    }
+    findings
+}
+
 /// The second reading, for a check that judges the state of the node. What happened under load is
 /// the same in both.
 fn of_both_readings<'a>(check: &Check, after: Option<&'a Facts>) -> Option<&'a Facts> {
@@ -104,9 +155,9 @@ fn of_both_readings<'a>(check: &Check, after: Option<&'a Facts>) -> Option<&'a F
 /// The check that fails for a lost GPU.
 const REPORTS_LOST_GPU: &str = "gpu_reachable";
 
-/// A lost GPU answers nothing more: one failure says it all, and an error of every other check
-/// would bury it. Where the profile softens that failure, the other checks are judged, so that a
-/// lost GPU is never green.
+/// A lost GPU answers nothing more: one failure is enough, and an error of every other check would
+/// bury it. Where the profile softens that failure, the other checks are judged, so that a lost GPU
+/// is never green.
 fn a_lost_gpu_is_reported(gpu: &GpuFacts, profile: &Profile) -> bool {
     let stays_a_failure = profile
         .checks
@@ -255,14 +306,19 @@ fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
 }
 
 fn subject_rank(facts: &Facts, subject: &Subject) -> usize {
-    let Subject::Gpu(subject) = subject else {
-        return 0;
-    };
-    facts
-        .gpus
-        .iter()
-        .position(|gpu| GpuSubject::of(gpu) == *subject)
-        .map_or(facts.gpus.len() + 1, |position| position + 1)
+    let gpus = facts.gpus.len();
+    match subject {
+        Subject::Host => 0,
+        Subject::Gpu(subject) => subject
+            .position_in(facts)
+            .map_or(gpus + 1, |position| position + 1),
+        Subject::Environment(subject) => {
+            let pythons = facts.environment.iter().flat_map(|it| &it.pythons);
+            let mut positions = pythons.enumerate();
+            let position = positions.find(|(_, it)| it.prefix == subject.path);
+            gpus + 2 + position.map_or(usize::MAX / 2, |(position, _)| position)
+        }
+    }
 }
 
 /// The ids of all checks, as `checks:` of a profile may name them.
@@ -559,8 +615,8 @@ mod tests {
         assert!(judged.is_empty(), "{judged:#?}");
     }
 
-    /// What a GPU did not tell may not vanish between the checks: each takes it for another's
-    /// business.
+    /// A value that a GPU did not report must not vanish between the checks: each takes it for
+    /// another's business.
     #[test]
     fn every_unread_value_is_an_error_somewhere() {
         // Values that only explain or excuse, and values that host checks judge over all GPUs.
@@ -605,7 +661,7 @@ mod tests {
             .into_iter()
             .filter(|it| match &it.subject {
                 Subject::Gpu(gpu) => gpu.pci_address.as_deref() == Some(address),
-                Subject::Host => false,
+                Subject::Host | Subject::Environment(_) => false,
             })
             .map(|it| it.verdict)
             .collect()

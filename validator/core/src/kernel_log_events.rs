@@ -3,11 +3,11 @@
 //! Pure: text in, events out. The lines come from several drivers and many kernel versions, so
 //! everything that is not recognised is simply no event; nothing here panics, whatever the text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::facts::KernelLogRecord;
 
-/// What one message of the kernel log says.
+/// The meaning of one message of the kernel log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelEvent {
     /// `NVRM: Xid (PCI:0000:3b:00): 79, …`
@@ -31,6 +31,11 @@ pub enum KernelEvent {
     /// `INFO: task nvidia-smi:4242 blocked for more than 122 seconds.` of a task that waits in the
     /// driver.
     HungTask { task: String },
+    /// `BUG: unable to handle page fault …` in the driver's functions.
+    KernelCrash,
+    /// `watchdog: BUG: soft lockup - CPU#5 stuck for 26s! [UVM GPU1 BH:1234]`, or a stall of RCU,
+    /// in the driver's functions. The task where the message names one.
+    Lockup { task: Option<String> },
     /// The kernel module's greeting: what the driver reported before belongs to an earlier load of
     /// it.
     DriverLoaded,
@@ -42,7 +47,8 @@ pub enum KernelEvent {
         /// The function that reports the error: a GPU, or a port above it.
         pci_address: Option<String>,
     },
-    /// The nvidia module could not start this GPU (`RmInitAdapter failed`, `probe … failed`).
+    /// The nvidia module could not start this GPU or NVSwitch (`RmInitAdapter failed`,
+    /// `probe … failed`, "the GPU is likely in a bad state").
     GpuInitializationFailed { pci_address: Option<String> },
     /// `NVRM: API mismatch`: user space and kernel module are of different drivers.
     ApiMismatch,
@@ -68,6 +74,8 @@ impl KernelEvent {
             Self::ApiMismatch
             | Self::RebootRequired
             | Self::HungTask { .. }
+            | Self::KernelCrash
+            | Self::Lockup { .. }
             | Self::DriverLoaded => None,
         }
     }
@@ -78,7 +86,7 @@ pub struct Xid {
     /// `0000:3b:00.0`, lower case; function 0 where the message names none.
     pub pci_address: Option<String>,
     pub number: u32,
-    /// `None` where the driver says `<unknown>` or nothing.
+    /// `None` where the driver writes `<unknown>` or nothing.
     pub pid: Option<u32>,
     pub process: Option<String>,
     /// What follows number, process id and name.
@@ -201,10 +209,10 @@ pub enum AerSeverity {
     Fatal,
 }
 
-/// An event and the record that told it.
+/// An event and its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedEvent {
-    /// Seconds before collection, where the log says.
+    /// Seconds before collection, where the log has them.
     pub age_s: Option<f64>,
     /// The kernel's own time stamp.
     pub at_s: Option<f64>,
@@ -232,6 +240,9 @@ pub fn is_relevant(text: &str) -> bool {
         || (text.contains("nvidia") && text.contains("failed with error"))
         || text.contains(" blocked for more than ")
         || text.contains("[nvidia")
+        || text.contains(CONTAINMENT)
+        || hardware_error_part(text).is_some()
+        || parse_crash(text).is_some()
         || text.contains(ENUMERATED_VENDOR)
         || ((contains_ignoring_case(text, "nvidia") || contains_ignoring_case(text, "nvrm:"))
             && parse_driver_message(text).is_some())
@@ -240,6 +251,10 @@ pub fn is_relevant(text: &str) -> bool {
 /// How the kernel names the vendor of a function that it finds:
 /// `pci 0000:3b:00.0: [10de:2335] type 00 class 0x030200`.
 const ENUMERATED_VENDOR: &str = ": [10de:";
+
+/// Downstream Port Containment: the port has disabled its link after an error.
+// Source: Linux, `drivers/pci/pcie/dpc.c`.
+const CONTAINMENT: &str = "DPC: containment event";
 
 /// Whether a record is one of the many that follow a GSP time-out and repeat it: the call history
 /// of the GPU's firmware processor. The first of a run is enough.
@@ -271,14 +286,19 @@ fn is_history_row(text: &str) -> bool {
 ///
 /// Messages that span records are one event: `The NVIDIA GPU 0000:18:00.0` /
 /// `… installed in this system has` / `fallen off the bus …`; an AER announcement with the bus
-/// error that it announces; the three lines of an `SXid`; a hung task with the functions of the
-/// driver that it waits in.
+/// error that it announces; the three lines of an `SXid`; a hung task or a crash of the kernel with
+/// the functions of the driver in its call trace; the lines of an error that the firmware reports.
 pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
     let mut events: Vec<TimedEvent> = Vec::new();
     let mut gpu_named_before: Option<String> = None;
     let mut announcement_before = false;
+    let mut severities: BTreeMap<u64, AerSeverity> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
         if is_flood(&record.text) {
+            continue;
+        }
+        if let Some(part) = hardware_error_part(&record.text) {
+            events.extend(firmware_error(part, record, &mut severities));
             continue;
         }
         let named = record
@@ -296,8 +316,12 @@ pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
         {
             *pci_address = gpu_named_before.take();
         }
-        if let KernelEvent::HungTask { task } = &event
-            && !waits_in_the_driver(task, record, &records[index + 1..])
+        let may_be_of_another_driver = matches!(
+            event,
+            KernelEvent::HungTask { .. } | KernelEvent::KernelCrash | KernelEvent::Lockup { .. }
+        );
+        if may_be_of_another_driver
+            && !is_in_the_driver(task_of(&event), record, &records[index + 1..])
         {
             continue;
         }
@@ -322,29 +346,98 @@ pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
     without_continuations(events)
 }
 
-/// A hung task belongs to a GPU where it is the driver's own, or where its call trace has a
-/// function of the driver's modules.
-fn waits_in_the_driver(
-    task: &str,
+fn task_of(event: &KernelEvent) -> Option<&str> {
+    match event {
+        KernelEvent::HungTask { task } => Some(task),
+        KernelEvent::Lockup { task } => task.as_deref(),
+        _ => None,
+    }
+}
+
+/// Whether a task is one of the driver's kernel threads or tools.
+pub(crate) fn is_the_drivers_task(task: &str) -> bool {
+    // Source: the names of the driver's kernel threads and tools.
+    ["nvidia", "nv_queue", "nv_open_q", "UVM "]
+        .iter()
+        .any(|it| task.starts_with(it))
+}
+
+/// A hung task or a crash belongs to a GPU where the task is the driver's own, or where its call
+/// trace has a function of the driver's modules.
+fn is_in_the_driver(
+    task: Option<&str>,
     record: &KernelLogRecord,
     following: &[KernelLogRecord],
 ) -> bool {
     /// The kernel prints the trace at once; between two tasks it may pass some time.
     const TRACE_LENGTH_S: f64 = 1.0;
-    // Source: the names of the driver's kernel threads and tools.
-    let is_the_drivers = ["nvidia", "nv_queue", "nv_open_q", "UVM "]
-        .iter()
-        .any(|it| task.starts_with(it));
     let of_the_trace = |it: &&KernelLogRecord| match (it.at_s, record.at_s) {
         (Some(at), Some(from)) => at - from <= TRACE_LENGTH_S,
         _ => true,
     };
-    is_the_drivers
+    task.is_some_and(is_the_drivers_task)
         || following
             .iter()
             .take_while(|it| !it.text.contains(" blocked for more than "))
             .filter(of_the_trace)
             .any(|it| it.text.contains("[nvidia"))
+}
+
+/// A line of an error that the firmware reports (APEI):
+/// `{1}[Hardware Error]:  Error 0, type: fatal`.
+// Source: Linux, `drivers/firmware/efi/cper.c` and `drivers/acpi/apei/ghes.c`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HardwareErrorPart {
+    /// The number of the error, which all of its lines have.
+    number: u64,
+    severity: Option<AerSeverity>,
+    /// The PCIe function that it names.
+    pub(crate) pci_address: Option<String>,
+}
+
+pub(crate) fn hardware_error_part(text: &str) -> Option<HardwareErrorPart> {
+    let (before, rest) = text.split_once("[Hardware Error]:")?;
+    let (_, number) = before.rsplit_once('{')?;
+    let number = number.trim_end().strip_suffix('}')?.parse().ok()?;
+    let severity = rest
+        .split_once("event severity: ")
+        .or_else(|| rest.split_once(", type: "))
+        .and_then(|(_, word)| match word.trim() {
+            "fatal" => Some(AerSeverity::Fatal),
+            "recoverable" => Some(AerSeverity::NonFatal),
+            "corrected" => Some(AerSeverity::Correctable),
+            _ => None,
+        });
+    let pci_address = rest
+        .split_once("device_id: ")
+        .and_then(|(_, device)| first_pci_address(device));
+    (severity.is_some() || pci_address.is_some()).then_some(HardwareErrorPart {
+        number,
+        severity,
+        pci_address,
+    })
+}
+
+/// The error when its function is named, with the severity that an earlier line stated.
+fn firmware_error(
+    part: HardwareErrorPart,
+    record: &KernelLogRecord,
+    severities: &mut BTreeMap<u64, AerSeverity>,
+) -> Option<TimedEvent> {
+    if let Some(severity) = part.severity {
+        severities.insert(part.number, severity);
+    }
+    let address = part.pci_address?;
+    Some(TimedEvent {
+        age_s: record.age_s,
+        at_s: record.at_s,
+        count: record.repeats.saturating_add(1),
+        event: KernelEvent::Aer {
+            severity: *severities.get(&part.number)?,
+            pci_address: Some(address),
+        },
+        text: record.text.clone(),
+    })
 }
 
 /// The second and third lines of an `SXid` say nothing that its first line does not.
@@ -410,12 +503,14 @@ pub fn without_gpus(records: Vec<KernelLogRecord>, addresses: &[&str]) -> Vec<Ke
     kept
 }
 
-/// What one record says.
+/// The meaning of one record.
 pub fn parse(text: &str) -> Option<KernelEvent> {
     parse_xid(text)
         .map(KernelEvent::Xid)
         .or_else(|| parse_sxid(text).map(KernelEvent::Sxid))
         .or_else(|| parse_aer(text))
+        .or_else(|| parse_containment(text))
+        .or_else(|| parse_crash(text))
         .or_else(|| parse_slot(text))
         .or_else(|| parse_hung_task(text))
         .or_else(|| parse_enumeration(text))
@@ -546,6 +641,55 @@ fn parse_aer(text: &str) -> Option<KernelEvent> {
     })
 }
 
+/// `pcieport 0000:37:01.0: DPC: containment event, status:0x1f05 source:0x3a00`, and from Linux
+/// 6.15 on `… status:0x200d, ERR_FATAL received from 0000:3a:00.0`. The link is disabled, whatever
+/// the severity of the error was.
+fn parse_containment(text: &str) -> Option<KernelEvent> {
+    let (port, rest) = text.split_once(CONTAINMENT)?;
+    let port = first_pci_address(port);
+    // A source of 0 is the port itself.
+    let source = rest
+        .split_once("source:0x")
+        .and_then(|(_, id)| u16::from_str_radix(id.trim().get(..4)?, 16).ok())
+        .filter(|id| *id != 0)
+        .zip(port.as_deref())
+        .and_then(|(id, port)| {
+            let domain = port.get(..4)?;
+            let (bus, device, function) = (id >> 8, id >> 3 & 0x1f, id & 0x7);
+            Some(format!("{domain}:{bus:02x}:{device:02x}.{function}"))
+        });
+    Some(KernelEvent::Aer {
+        severity: AerSeverity::Fatal,
+        pci_address: source.or_else(|| first_pci_address(rest)).or(port),
+    })
+}
+
+/// Crashes and lockups of the kernel, in the words of x86 and arm64.
+// Source: Linux, `arch/x86/mm/fault.c`, `arch/x86/kernel/traps.c`, `arch/arm64/mm/fault.c`,
+// `kernel/watchdog.c` and `kernel/rcu/tree_stall.h`.
+fn parse_crash(text: &str) -> Option<KernelEvent> {
+    const CRASHES: [&str; 5] = [
+        "BUG: unable to handle ",
+        "BUG: kernel NULL pointer dereference",
+        "general protection fault",
+        "kernel BUG at ",
+        "Unable to handle kernel ",
+    ];
+    if CRASHES.iter().any(|it| text.contains(it)) {
+        return Some(KernelEvent::KernelCrash);
+    }
+    if let Some((_, task)) = text.split_once("soft lockup - CPU#") {
+        let task = task.rsplit_once('[').map(|(_, task)| task);
+        let name = task
+            .and_then(|it| it.rsplit_once(':'))
+            .map(|it| it.0.to_owned());
+        return Some(KernelEvent::Lockup { task: name });
+    }
+    let is_stall =
+        text.contains("detected stalls on CPUs") || text.contains("self-detected stall on CPU");
+    is_stall.then_some(KernelEvent::Lockup { task: None })
+}
+
 /// Source of the words: Linux, `drivers/pci/hotplug/pciehp_ctrl.c`.
 fn parse_slot(text: &str) -> Option<KernelEvent> {
     let (_, message) = text.split_once("pciehp")?;
@@ -588,13 +732,16 @@ fn parse_enumeration(text: &str) -> Option<KernelEvent> {
 // Source: NVIDIA/open-gpu-kernel-modules (osHandleGpuLost, NV_ERR_GPU_IS_LOST, nv-pci.c) and its
 // issue 688.
 fn is_lost(lower: &str) -> bool {
-    const OF_THE_DRIVER: [&str; 6] = [
+    const OF_THE_DRIVER: [&str; 8] = [
         "gpu lost from the bus",
         "nv_err_gpu_is_lost",
         "gpu is lost",
         "gpu has been lost",
         "attempting to remove device",
         "surprise remov",
+        // The kernel reads all ones from the function (Linux, `drivers/pci/pci.c`).
+        "d0, device inaccessible",
+        "(config space inaccessible)",
     ];
     if lower.contains("fallen off the bus") {
         return true;
@@ -617,7 +764,9 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
         return Some(KernelEvent::FallenOffBus { pci_address });
     }
     let of_the_driver = lower.contains("nvrm:") || lower.contains("nvidia");
-    if of_the_driver && lower.contains("reboot") && lower.contains("requir") {
+    // Source: NVIDIA/open-gpu-kernel-modules, `uvm_global.c`: every later call of CUDA fails.
+    let uvm_stopped = lower.contains("nvidia-uvm") && lower.contains("global fatal error");
+    if uvm_stopped || of_the_driver && lower.contains("reboot") && lower.contains("requir") {
         return Some(KernelEvent::RebootRequired);
     }
     let reset_required = lower.contains("nv_err_reset_required")
@@ -630,8 +779,19 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
     if text.contains("NVRM: API mismatch") {
         return Some(KernelEvent::ApiMismatch);
     }
+    // The driver's own words for what Xid 54 reports.
+    if text.contains("NVRM:") && text.contains("does not have the necessary power cables") {
+        return Some(KernelEvent::Xid(Xid {
+            pci_address,
+            number: 54,
+            detail: text.trim().to_owned(),
+            ..Xid::default()
+        }));
+    }
     let module_failed = (text.contains("NVRM:")
-        && (text.contains("RmInitAdapter failed") || text.contains("rm_init_adapter failed")))
+        && (text.contains("RmInitAdapter failed")
+            || text.contains("rm_init_adapter failed")
+            || text.contains("the GPU is likely in a bad state")))
         || (text.contains("nvidia")
             && text.contains("probe")
             && text.contains("failed with error"));
@@ -647,8 +807,8 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
 
 /// The first thing that reads like a PCI address, in the facts' spelling: `0000:3b:00.0`.
 ///
-/// Accepted are four or eight digits of domain, with or without `PCI:` before and a function
-/// behind. A UUID or a time of day does not pass: both lack the exact widths.
+/// Accepted are four or eight digits of domain, with or without `PCI:` before and a function after
+/// it. A UUID or a time of day does not pass: both lack the exact widths.
 fn first_pci_address(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut start = 0;
@@ -978,6 +1138,119 @@ mod tests {
             parse("pcieport 0000:00:03.0: AER: enabled with IRQ 24"),
             None
         );
+    }
+
+    #[test]
+    fn a_disabled_link_is_a_fatal_error_of_what_sent_it() {
+        for (text, address) in [
+            (
+                "pcieport 0000:37:01.0: DPC: containment event, status:0x1f05 source:0x3a00",
+                "0000:3a:00.0",
+            ),
+            (
+                "pcieport 0000:37:01.0: DPC: containment event, status:0x200d, ERR_FATAL received from 0000:3a:00.0",
+                "0000:3a:00.0",
+            ),
+            (
+                "pcieport 0000:37:01.0: DPC: containment event, status:0x1f01 source:0x0000",
+                "0000:37:01.0",
+            ),
+            (
+                "pcieport 0000:37:01.0: DPC: containment event, status:0x1f01 source:é",
+                "0000:37:01.0",
+            ),
+        ] {
+            assert!(is_relevant(text), "{text}");
+            assert_eq!(
+                parse(text),
+                Some(KernelEvent::Aer {
+                    severity: AerSeverity::Fatal,
+                    pci_address: Some(address.to_owned())
+                }),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_firmware_has_the_severity_of_its_number() {
+        let events = events(&records(&[
+            "{1}[Hardware Error]: event severity: fatal",
+            "{2}[Hardware Error]: event severity: corrected",
+            "{1}[Hardware Error]:   section_type: PCIe error",
+            "{2}[Hardware Error]:   device_id: 0000:9b:00.0",
+            "{1}[Hardware Error]:   device_id: 0000:3a:00.0",
+            "{1}[Hardware Error]:   vendor_id: 0x10de, device_id: 0x2330",
+            "{3}[Hardware Error]:   device_id: 0000:18:00.0",
+        ]));
+        let of = |it: &TimedEvent| match &it.event {
+            KernelEvent::Aer { severity, .. } => {
+                (*severity, it.event.pci_address().map(str::to_owned))
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            events.iter().map(of).collect::<Vec<_>>(),
+            [
+                (AerSeverity::Correctable, Some("0000:9b:00.0".to_owned())),
+                (AerSeverity::Fatal, Some("0000:3a:00.0".to_owned())),
+            ]
+        );
+        assert!(is_relevant(
+            "{1}[Hardware Error]:   device_id: 0000:3a:00.0"
+        ));
+    }
+
+    #[test]
+    fn a_crash_counts_where_its_trace_is_in_the_driver() {
+        let crash = |trace: &str| {
+            let lines = records(&[
+                "BUG: kernel NULL pointer dereference, address: 0000000000000000",
+                trace,
+            ]);
+            assert!(is_relevant(&lines[0].text));
+            events(&lines)
+                .into_iter()
+                .map(|it| it.event)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            crash("RIP: 0010:_raw_q_flush+0x87/0x110 [nvidia_uvm]"),
+            [KernelEvent::KernelCrash]
+        );
+        assert_eq!(crash("RIP: 0010:mlx5e_poll+0x87/0x110 [mlx5_core]"), []);
+        let lockup = |text: &str| events(&records(&[text])).len();
+        assert_eq!(
+            lockup("watchdog: BUG: soft lockup - CPU#5 stuck for 26s! [UVM GPU1 BH:1234]"),
+            1
+        );
+        assert_eq!(
+            lockup("watchdog: BUG: soft lockup - CPU#5 stuck for 26s! [java:4242]"),
+            0
+        );
+    }
+
+    #[test]
+    fn words_of_the_driver_for_what_has_a_number_elsewhere() {
+        let power =
+            xid("NVRM: GPU 0000:01:00.0: GPU does not have the necessary power cables connected.");
+        assert_eq!(
+            (power.number, power.pci_address.as_deref()),
+            (54, Some("0000:01:00.0"))
+        );
+        let uvm =
+            "nvidia-uvm: Encountered a global fatal error: Robust Channel error [NV_ERR_RC_ERROR]";
+        assert_eq!(parse(uvm), Some(KernelEvent::RebootRequired));
+        assert!(is_relevant(uvm));
+        let gone = "nvidia 0000:3a:00.0: Unable to change power state from D3cold to D0, device inaccessible";
+        assert_eq!(
+            parse(gone),
+            Some(KernelEvent::FallenOffBus {
+                pci_address: Some("0000:3a:00.0".to_owned())
+            })
+        );
+        assert!(is_relevant(gone));
+        assert!(parse("nvme 0000:04:00.0: Unable to change power state from D3cold to D0, device inaccessible").is_none());
     }
 
     #[test]

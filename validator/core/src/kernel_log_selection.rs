@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::facts::KernelLogRecord;
-use crate::kernel_log_events::{KernelEvent, is_flood, is_relevant, parse};
+use crate::kernel_log_events::{KernelEvent, hardware_error_part, is_flood, is_relevant, parse};
 
 /// Of a message, so many characters are kept.
 const TEXT_CHARACTERS_KEPT: usize = 1_000;
@@ -16,7 +16,7 @@ const TEXT_CHARACTERS_KEPT: usize = 1_000;
 const FIRST_OF_A_KIND: usize = 5;
 const LAST_OF_A_KIND: usize = 20;
 
-/// How much a message tells of a GPU. Under the limit of records the last ones go first.
+/// How much evidence about a GPU a message has. Under the limit of records the last ones go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Priority {
     /// An event of a GPU, a switch or the driver.
@@ -85,7 +85,7 @@ pub struct Selection {
     flood: bool,
     /// Where the last record went, so that a fragment that continues it belongs to it.
     last: Option<(Priority, String)>,
-    /// Distinct kinds that were not kept, by whether they tell of a GPU.
+    /// Distinct kinds that were not kept, by whether they are about a GPU.
     dropped_gpu: u64,
     dropped_others: u64,
     maximum: usize,
@@ -162,8 +162,8 @@ impl Selection {
         let mut kept = Vec::new();
         for ((priority, _), kind) in std::mem::take(&mut self.kinds) {
             if kept.len() + kind.len() > self.maximum {
-                // A kind of which the beginning and the end are kept is told; one of which nothing
-                // is kept is not.
+                // A kind of which the beginning and the end are kept is reported; one of which
+                // nothing is kept is not.
                 let mut records: Vec<Kept> = kind.into_records().collect();
                 let Some(mut newest) = records.pop() else {
                     continue;
@@ -197,6 +197,9 @@ impl Selection {
 /// What counts as a repeat: the same event of the same device, else the same words with other
 /// numbers.
 fn kind_of(text: &str) -> (Priority, String) {
+    if let Some(address) = hardware_error_part(text).and_then(|it| it.pci_address) {
+        return (Priority::Bus, format!("hardware error {address}"));
+    }
     let Some(event) = parse(text) else {
         let priority = if text.contains("NVRM:") || text.contains("nvidia") {
             Priority::Driver
@@ -229,6 +232,9 @@ fn kind_of(text: &str) -> (Priority, String) {
         KernelEvent::SlotLinkDown { .. } => (Priority::Bus, "link down".to_owned()),
         KernelEvent::SlotLinkUp { .. } => (Priority::Bus, "link up".to_owned()),
         KernelEvent::HungTask { .. } => (Priority::Gpu, format!("hung {}", without_numbers(text))),
+        KernelEvent::KernelCrash | KernelEvent::Lockup { .. } => {
+            (Priority::Gpu, format!("crash {}", without_numbers(text)))
+        }
         KernelEvent::Unparsed { .. } => (Priority::Gpu, without_numbers(text)),
         KernelEvent::FallenOffBus { .. } => (Priority::Gpu, "lost".to_owned()),
         KernelEvent::ResetRequired { .. } => (Priority::Gpu, "reset required".to_owned()),

@@ -49,6 +49,7 @@ pub mod fleet;
 mod judge;
 pub mod kernel_log_events;
 pub mod kernel_log_selection;
+pub mod layouts;
 pub mod level;
 pub mod nearest_name;
 pub mod plan;

@@ -1,6 +1,8 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer
 //! is missing.
 
+use std::collections::HashSet;
+
 use crate::expect;
 use crate::facts::{
     AllocationFacts, ComputeCapability, Facts, GpuFacts, GpuProcess, ImageFacts, KernelModules,
@@ -14,7 +16,7 @@ pub use crate::words::counted;
 /// The outcome of a check that means nothing because of what the check `root_cause` is sure to
 /// report: a skip that names it, so that one fault is one finding.
 ///
-/// Where the profile turns that check off or softens it, nobody would stop the node any more, so
+/// Where the profile turns that check off or softens it, no check would stop the node any more, so
 /// this is an error.
 pub(crate) fn reported_by(root_cause: &str, reason: &str, profile: &Profile) -> Outcome {
     let softened = profile
@@ -118,7 +120,7 @@ pub fn cuda_visible_devices_is_set(facts: &Facts) -> bool {
 }
 
 /// Whether `CUDA_VISIBLE_DEVICES` leaves neither this GPU nor a MIG device of it, as CUDA itself
-/// says.
+/// reports.
 pub fn is_hidden(gpu: &GpuFacts, facts: &Facts) -> bool {
     let offered = facts.cuda.devices.value();
     let Some(offered) = offered.filter(|_| cuda_visible_devices_is_set(facts)) else {
@@ -148,7 +150,7 @@ pub(crate) fn loaded_driver<'a>(
 /// The version of the loaded kernel module, which is the driver's.
 pub(crate) fn driver_version(facts: &Facts, profile: &Profile) -> Result<DriverVersion, Outcome> {
     let modules = loaded_driver(facts, profile)?;
-    // NVML asks the module, so its answer is the module's.
+    // NVML queries the module, so its answer is the module's.
     let version = match modules
         .nvidia_version
         .value()
@@ -182,7 +184,7 @@ pub(crate) fn service(facts: &Facts, name: &str) -> Result<ServiceState, Outcome
     }
 }
 
-/// Whether `state` is what is asked of the service.
+/// Whether `state` is the state that the service must have.
 pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> bool {
     match requirement {
         ServiceRequirement::Active => state.active,
@@ -193,7 +195,7 @@ pub(crate) fn meets(state: ServiceState, requirement: ServiceRequirement) -> boo
 }
 
 /// What runs will run after a reboot, too. A container sees at most the process; whether the host
-/// enables the service it cannot tell.
+/// enables the service is unknown to it.
 pub(crate) fn starts_again(state: ServiceState, facts: &Facts) -> bool {
     state.enabled || runs_without_a_unit(state) || in_container(facts)
 }
@@ -293,9 +295,9 @@ pub(crate) struct GpuArchitecture {
     pub(crate) gpu: String,
     /// It is lost, or NVML does not list it, which other checks report.
     pub(crate) is_missing: bool,
-    /// CUDA lists it: whatever a table says, driver and GPU understand each other.
+    /// CUDA lists it: the driver works with the GPU, also where a table disagrees.
     pub(crate) offered_by_cuda: bool,
-    /// `None` where neither NVML nor the reference table tells.
+    /// `None` where neither NVML nor the reference table has it.
     pub(crate) compute_capability: Option<ComputeCapability>,
 }
 
@@ -389,15 +391,15 @@ pub(crate) fn unlisted_gpus(facts: &Facts) -> Vec<GpuSubject> {
     let Some(devices) = facts.host.pci_devices.value() else {
         return Vec::new();
     };
+    let listed: HashSet<&String> = facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| gpu.pci_address.value())
+        .collect();
     devices
         .iter()
         .filter(|device| device.is_gpu())
-        .filter(|device| {
-            !facts
-                .gpus
-                .iter()
-                .any(|gpu| gpu.pci_address.value() == Some(&device.address))
-        })
+        .filter(|device| !listed.contains(&device.address))
         .map(|device| GpuSubject {
             pci_address: Some(device.address.clone()),
             ..GpuSubject::default()

@@ -92,7 +92,7 @@ impl Tally {
 /// One judgement out of several about the same subject: the worst verdict, with the texts of all
 /// parts that have it.
 ///
-/// A part that does not apply says nothing unless none applies. A failure that was seen outweighs a
+/// A part that does not apply is left out unless none applies. A failure that was seen outweighs a
 /// part that could not be read, which outweighs everything else.
 pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement {
     let parts: Vec<Outcome> = parts

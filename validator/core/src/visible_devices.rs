@@ -1,8 +1,8 @@
 //! What `CUDA_VISIBLE_DEVICES` names, read as the driver reads it.
 //!
-//! NVIDIA documents the numbers and the UUIDs, and little of the rest. What is here was asked of
-//! the driver (580.159.04, two H200s): `tests/simulator/captures/cuda-visible-devices.json` has
-//! every value that was tried and what it left.
+//! NVIDIA documents the numbers and the UUIDs, and little of the rest. The rules were observed with
+//! driver 580.159.04 on two H200s: `tests/simulator/captures/cuda-visible-devices.json` has every
+//! value that was tried and what it left.
 
 /// Why CUDA offers less than a value seems to name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ fn is_uuid(entry: &str) -> bool {
 }
 
 /// The one UUID that begins like the entry, which has a digit at least. Dashes and case do not
-/// matter, nor does what stands behind a whole UUID.
+/// matter, nor does text after a whole UUID.
 fn position_of(entry: &str, uuids: &[&str]) -> Option<usize> {
     let entry = digits(entry);
     if entry.len() <= "GPU-".len() {
@@ -82,8 +82,8 @@ fn digits(uuid: &str) -> String {
         .collect()
 }
 
-/// As C's `strtoul` reads it, cut to 32 bits: spaces and a sign before the digits, and anything
-/// behind them.
+/// As C's `strtoul` reads it, cut to 32 bits: spaces and a sign before the digits, and any text
+/// after them.
 fn number(entry: &str) -> Option<usize> {
     let entry = entry.trim_start();
     let (negative, entry) = match entry.strip_prefix('-') {
@@ -165,7 +165,7 @@ mod tests {
             }
         }
         assert!(values.len() > 100);
-        // Asked of one H100: without a digit not even the only GPU is named.
+        // Observed on one H100: without a digit not even the only GPU is named.
         assert!(named("GPU-", &uuids[..1]).is_err());
         assert_eq!(named("GPU-2", &uuids[..1]), Ok(vec![0]));
     }

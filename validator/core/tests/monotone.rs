@@ -180,6 +180,7 @@ fn verdicts(run: &Run) -> BTreeMap<(String, String), Verdict> {
                     .clone()
                     .or_else(|| gpu.uuid.clone())
                     .unwrap_or_default(),
+                Subject::Environment(environment) => environment.path.clone(),
             };
             ((it.check.clone(), subject), it.verdict)
         })
@@ -259,7 +260,7 @@ fn a_gpu_that_nvml_does_not_list_never_clears_an_ill_node() {
     }
 }
 
-/// A healthy T4 beside the other GPUs, in every layer.
+/// A healthy T4 in addition to the other GPUs, in every layer.
 fn with_another_gpu(facts: &Facts) -> Facts {
     let mut more = facts.clone();
     let (uuid, address) = ("GPU-5c1f0000-0000-4000-8000-0000000000ff", "0000:f0:00.0");

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal as _, Read, Write};
 use std::path::Path;
 use std::process::{Child, ExitStatus};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use anyhow::{Context as _, bail};
 
@@ -85,7 +85,7 @@ impl Ending {
             Ending::Code(code @ (126 | 127)) => {
                 bail!("the validator could not be started (exit code {code}); stderr.txt says why")
             }
-            // A shell on the other machine says a signal this way.
+            // A shell on the other machine reports a signal this way.
             Ending::Code(code @ 129..=192) => Ending::Signal(code - 128).exit_code(),
             Ending::Code(code) => bail!(
                 "the validator ended with exit code {code}, which is none of its own; stderr.txt may say why"
@@ -117,10 +117,13 @@ impl Streams {
             Labelled::new(run.label, std::io::stdout()),
             Labelled::new(run.label, std::io::stderr()),
         );
+        let follow_stdout = move || tee(stdout, to_stdout, stdout_copy);
+        let follow_stderr = move || tee(stderr, to_stderr, stderr_copy);
+        let no_thread = "no thread could be started to read the validator's output";
         Ok(Streams {
             threads: vec![
-                std::thread::spawn(move || tee(stdout, to_stdout, stdout_copy)),
-                std::thread::spawn(move || tee(stderr, to_stderr, stderr_copy)),
+                Builder::new().spawn(follow_stdout).context(no_thread)?,
+                Builder::new().spawn(follow_stderr).context(no_thread)?,
             ],
         })
     }

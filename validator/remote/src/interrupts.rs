@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// How often the user has asked to stop.
+/// How often the user has requested a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Finish early, but in order.
@@ -46,11 +47,13 @@ impl Interrupts {
         };
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let receiver = interrupts.clone();
-        std::thread::spawn(move || signals.forever().for_each(|_| receiver.received()));
+        let receive = move || signals.forever().for_each(|_| receiver.received());
+        let started = std::thread::Builder::new().spawn(receive);
+        started.context("no thread could be started to receive signals")?;
         Ok(interrupts)
     }
 
-    /// Whether the user has asked to stop.
+    /// Whether the user has requested a stop.
     pub fn requested(&self) -> bool {
         self.lock().signals > 0
     }

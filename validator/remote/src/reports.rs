@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-/// Each report: the validator's option that asks for it, and its file name.
+/// Each report: the validator's option for it, and its file name.
 pub const REPORTS: [(&str, &str); 5] = [
     ("--junit", "report.junit.xml"),
     ("--json", "report.json"),

@@ -109,8 +109,8 @@ fn run_validator(
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    let streams = Streams::follow(&mut child, run)?;
     let (id, voice) = (Pid::from_child(&child), keeper.voice.clone());
+    let streams = Streams::follow(&mut child, run).inspect_err(|_| end(id))?;
     let status = run.interrupts.while_waiting(
         move |request| match request {
             Request::Stop => voice.say(b's'),
@@ -178,7 +178,7 @@ fn fetch(ssh: &Ssh, keeper: &Keeper, run: &Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Splits what the fetch script printed. Only the names we asked for are taken.
+/// Splits what the fetch script printed. Only the requested names are taken.
 fn unpack(mut stream: &[u8]) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
     let mut files = Vec::new();
     while !stream.is_empty() {
@@ -412,7 +412,7 @@ fn make_control_folder() -> anyhow::Result<PathBuf> {
         .duration_since(std::time::UNIX_EPOCH)?
         .as_nanos();
     let folder = PathBuf::from(format!("{CONTROL_FOLDER}{}-{time}", std::process::id()));
-    // Fails where it exists: somebody else's folder must not hold our socket.
+    // Fails where it exists: another user's folder must not hold our socket.
     std::fs::DirBuilder::new()
         .mode(0o700)
         .create(&folder)
@@ -420,7 +420,8 @@ fn make_control_folder() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Those of runs that were killed. What belongs to another user stays: /tmp lets nobody remove it.
+/// Those of runs that were killed. What belongs to another user stays: /tmp lets no other user
+/// remove it.
 fn remove_abandoned_control_folders() {
     let Ok(entries) = std::fs::read_dir("/tmp") else {
         return;
@@ -435,7 +436,7 @@ fn remove_abandoned_control_folders() {
     }
 }
 
-/// One line for the login shell of the other machine, whichever it is: `sh` runs the script.
+/// One line for any login shell of the other machine: `sh` runs the script.
 fn remote_line(script: &str, arguments: &[OsString]) -> anyhow::Result<String> {
     ensure!(
         !script.contains('\''),
@@ -519,12 +520,16 @@ impl Keeper {
             );
         }
         let heartbeat = voice.clone();
-        std::thread::spawn(move || {
+        let beat = move || {
             while heartbeat.is_open() {
                 heartbeat.say(b'.');
                 std::thread::sleep(HEARTBEAT);
             }
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().spawn(beat) {
+            voice.close();
+            bail!("no thread could be started for the connection: {error}");
+        }
         Ok(Keeper {
             child,
             voice,

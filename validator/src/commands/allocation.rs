@@ -1,5 +1,6 @@
 //! `gpu-validator allocation`: many processes share the GPUs, and must leave nothing.
 
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,12 +13,14 @@ use super::report_options::ReportOptions;
 use super::run::{probe_options, refuse_simulated, stop_on_signals, watch};
 use super::running_burns::RuntimeFolder;
 use super::terminal::to_stderr;
-use crate::plan::{AllocationOptions, AllocationProgress};
+use crate::interrupt::Interrupt;
+use crate::plan::{AllocationOptions, AllocationProgress, LayoutOptions};
+use crate::probe::ProbeOptions;
 use crate::session::SessionOptions;
-use validator_core::facts::Facts;
+use validator_core::facts::{Facts, Layout};
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::Level;
-use validator_core::report::allocation_table;
+use validator_core::report::{allocation_table, layouts_table};
 
 /// Share the GPUs among many processes, and verify that each gets its own and that nothing is left
 ///
@@ -28,6 +31,29 @@ use validator_core::report::allocation_table;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
+    /// Start COMMAND under each of these layouts instead of workers: single, all, subset, none
+    ///
+    /// `single` gives it the last GPU, `subset` every other one, `none` no GPU, so that it must
+    /// fall back to the CPU.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_enum,
+        value_delimiter = ',',
+        requires = "command",
+        conflicts_with_all = ["workers", "duration", "minimum_success"]
+    )]
+    layouts: Vec<LayoutName>,
+    /// How long COMMAND may run under each layout: 90s, 5m
+    #[arg(long, value_name = "TIME", default_value = "10m", requires = "command")]
+    time_limit: BurnDuration,
+    /// Your own command, under every layout unless --layouts names some
+    #[arg(
+        last = true,
+        value_name = "COMMAND",
+        conflicts_with_all = ["workers", "duration", "minimum_success"]
+    )]
+    command: Vec<OsString>,
     /// Workers, on all GPUs together [default: two for each GPU]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAXIMUM))]
     workers: Option<u32>,
@@ -62,6 +88,26 @@ pub(crate) struct Arguments {
     /// a real GPU may take
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, hide = true)]
     deadline_scale: f64,
+}
+
+/// A layout by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LayoutName {
+    Single,
+    All,
+    Subset,
+    None,
+}
+
+impl From<LayoutName> for Layout {
+    fn from(name: LayoutName) -> Self {
+        match name {
+            LayoutName::Single => Self::Single,
+            LayoutName::All => Self::All,
+            LayoutName::Subset => Self::Subset,
+            LayoutName::None => Self::None,
+        }
+    }
 }
 
 /// NVML lists 950 processes of a GPU at most.
@@ -110,35 +156,75 @@ pub(crate) fn allocation(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     });
     if facts.interrupted.is_none() {
         files.write(&judged(not_tested(&facts)));
-        let options = AllocationOptions {
-            gpus: chosen_gpus(&arguments.gpu, &facts)?,
-            workers: arguments.workers,
-            minimum_success_percent: arguments.minimum_success.0,
-            ..AllocationOptions::lasting(arguments.duration.0, arguments.memory.0, arguments.share)
-        };
+        let gpus = chosen_gpus(&arguments.gpu, &facts)?;
         // A burn and this test would only measure one another.
-        let _locks = folder.lock(&tested_gpus(&options, &facts))?;
-        let mut view = LiveLine::new();
-        crate::session::allocation::test_allocation(
-            &options,
-            &probe,
-            &mut facts,
-            &interrupt,
-            &mut |progress| view.show(progress),
-        );
-        drop(view);
+        let _locks = folder.lock(&tested_gpus(&gpus, &facts))?;
+        if arguments.command.is_empty() {
+            test_workers(arguments, gpus, &probe, &mut facts, &interrupt);
+        } else {
+            test_command(arguments, gpus, &probe, &mut facts, &interrupt);
+        }
         crate::session::read_after_load(&probe, &interrupt, &mut facts);
     }
     refuse_simulated(&mut facts, arguments.report.refuses_simulated());
     let run = judged(facts);
     to_stderr(&allocation_table(&run.facts));
+    to_stderr(&layouts_table(&run.facts));
     files.finish(&run, &arguments.report);
     Ok(run.exit_status())
 }
 
-fn tested_gpus(options: &AllocationOptions, facts: &Facts) -> Vec<String> {
-    if !options.gpus.is_empty() {
-        return options.gpus.clone();
+fn test_workers(
+    arguments: &Arguments,
+    gpus: Vec<String>,
+    probe: &ProbeOptions,
+    facts: &mut Facts,
+    interrupt: &Interrupt,
+) {
+    let options = AllocationOptions {
+        gpus,
+        workers: arguments.workers,
+        minimum_success_percent: arguments.minimum_success.0,
+        ..AllocationOptions::lasting(arguments.duration.0, arguments.memory.0, arguments.share)
+    };
+    let mut view = LiveLine::new();
+    let mut on_progress = |progress: &AllocationProgress| view.show(&in_words(progress));
+    crate::session::allocation::test_allocation(
+        &options,
+        probe,
+        facts,
+        interrupt,
+        &mut on_progress,
+    );
+}
+
+fn test_command(
+    arguments: &Arguments,
+    gpus: Vec<String>,
+    probe: &ProbeOptions,
+    facts: &mut Facts,
+    interrupt: &Interrupt,
+) {
+    let named: Vec<Layout> = arguments.layouts.iter().map(|it| (*it).into()).collect();
+    let options = LayoutOptions {
+        command: arguments.command.clone(),
+        layouts: if named.is_empty() {
+            Layout::EACH.to_vec()
+        } else {
+            named
+        },
+        gpus,
+        time_limit: arguments.time_limit.0,
+        share: arguments.share,
+    };
+    let mut view = LiveLine::new();
+    let mut on_layout = |layout: Layout| view.show(&format!("layout {}", layout.name()));
+    crate::session::allocation::test_layouts(&options, probe, facts, interrupt, &mut on_layout);
+}
+
+fn tested_gpus(chosen: &[String], facts: &Facts) -> Vec<String> {
+    if !chosen.is_empty() {
+        return chosen.to_vec();
     }
     let uuids = facts.gpus.iter().filter_map(|gpu| gpu.uuid.value());
     uuids.cloned().collect()
@@ -161,11 +247,11 @@ impl LiveLine {
         }
     }
 
-    fn show(&mut self, progress: &AllocationProgress) {
+    fn show(&mut self, text: &str) {
         let is_due = self.shown.is_none_or(|it| it.elapsed() >= Self::PERIOD);
         if self.is_terminal && is_due {
             self.shown = Some(Instant::now());
-            to_stderr(&format!("{}{}", Self::ERASE, in_words(progress)));
+            to_stderr(&format!("{}{text}", Self::ERASE));
         }
     }
 }

@@ -260,7 +260,7 @@ fn detach(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Says so at once where it is plain without asking the driver; the locks decide.
+/// Reports it at once where it is plain without a query of the driver; the locks decide.
 fn refuse_second_burn(folder: &RuntimeFolder, named: &[String]) -> anyhow::Result<()> {
     for burn in folder.running() {
         let gpu = burn
@@ -318,8 +318,8 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let mut facts = watch(session, &interrupt, &mut |_, facts| {
         files.write(&judged(not_burned(facts)));
     });
-    // Until the reports are written this burn is not over: neither is the next one's time, nor is
-    // it said that none runs.
+    // Until the reports are written this burn is not over: the next burn does not start, and status
+    // does not report that none runs.
     let mut held = None;
     if facts.interrupted.is_none() {
         files.write(&judged(not_burned(&facts)));

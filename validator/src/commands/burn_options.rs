@@ -1,4 +1,4 @@
-//! What `run` and `collect` are asked to burn: level, then profile, then the command line.
+//! The burn of `run` and `collect`: level, then profile, then the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(super) const ALLOCATION_MEMORY: &str = "256MiB";
 const ALLOCATION_DURATION: &str = "4s";
 
 impl BurnOfRun {
-    /// The allocation test beside this burn, or why there is none.
+    /// The allocation test in addition to this burn, or the reason why there is none.
     pub(crate) fn allocation(
         &self,
         level: Level,

@@ -42,7 +42,7 @@ struct ListedCheck {
     stage: String,
     /// The lowest level at which it is judged.
     level: Level,
-    /// `host` or `gpu`, as in the subjects of a report.
+    /// `host`, `gpu` or `environment`, as in the subjects of a report.
     subject: &'static str,
     documentation_url: &'static str,
 }
@@ -58,6 +58,7 @@ fn list_as_json() -> anyhow::Result<String> {
             subject: match entry.check.judge {
                 Judge::Host(_) => "host",
                 Judge::EachGpu(_) => "gpu",
+                Judge::EachEnvironment(..) => "environment",
             },
             documentation_url: entry.check.documentation_url,
         })
@@ -74,6 +75,7 @@ fn list() -> String {
             let subject = match check.judge {
                 Judge::Host(_) => "host",
                 Judge::EachGpu(_) => "each GPU",
+                Judge::EachEnvironment(..) => "each environment",
             };
             format!(
                 "{:<width$}  {:<4}  {:<8}  {:<8}  {}",

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     level: Level,
     #[command(flatten)]
     burn: BurnOfRun,
-    /// The profile names services that are looked at beside NVIDIA's own
+    /// The profile names services that are read in addition to NVIDIA's own
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     profile: Option<PathBuf>,
     /// Replace serial numbers, UUIDs, the host name and the instance id, alike wherever they appear

@@ -11,12 +11,13 @@ use super::run::{probe_options, refuse_missing_sysroot, stop_on_signals};
 use super::terminal::to_stdout;
 use crate::probe::environment as discovery;
 use crate::session;
-use validator_core::environment::compatibility::{Compatibility, Machine, machine_of};
+use validator_core::environment::compatibility::{Compatibility, Machine};
 use validator_core::environment::{explain, installed, tree};
 use validator_core::facts::{EnvironmentFacts, Facts};
-use validator_core::findings::{ExitStatus, Finding, Run, Verdict};
+use validator_core::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use validator_core::level::Level;
 use validator_core::profile::{Profile, PythonRequirement};
+use validator_core::report::one_line;
 
 /// CUDA toolkits, libraries and Python environments: find, judge and start them
 ///
@@ -48,7 +49,8 @@ pub(crate) struct Arguments {
     /// its root file system, or an OCI archive
     #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["python", "sysroot"])]
     image: Option<PathBuf>,
-    /// Judge against these GPUs and this driver instead of this machine's: "B200 driver 570.124.06"
+    /// Judge the files against these GPUs and this driver instead of this machine's, and start
+    /// nothing: "B200 driver 570.124.06"
     #[arg(long, value_name = "MACHINE", conflicts_with = "explain")]
     on: Option<String>,
     /// The profile names environments that must be there
@@ -82,13 +84,13 @@ pub(crate) fn environment(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         Some(path) => crate::profile_file::load(path)?,
         None => Profile::default(),
     };
+    if let Some(text) = &arguments.on {
+        explain::parse_machine(text).map_err(anyhow::Error::msg)?;
+    }
     refuse_missing_sysroot(arguments.sysroot.as_deref())?;
     let profile = with_named(profile, &arguments.python)?;
     let facts = collect(arguments, &profile)?;
-    let machine = match &arguments.on {
-        Some(text) => explain::parse_machine(text).map_err(anyhow::Error::msg)?,
-        None => machine_of(&facts),
-    };
+    let machine = installed::machine(&facts);
     let run = Run::judged(facts, &profile, "environment", Level::Standard);
     let findings: Vec<&Finding> = run
         .findings
@@ -99,7 +101,7 @@ pub(crate) fn environment(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         anyhow::bail!("the environments of this machine could not be read");
     };
     let packages = judged_packages(found, &machine);
-    let status = status_of(&findings, &packages, arguments);
+    let status = status_of(&findings);
     let text = if arguments.json {
         json(&run.facts, found, &packages, &findings)?
     } else {
@@ -152,17 +154,23 @@ fn collect(arguments: &Arguments, profile: &Profile) -> anyhow::Result<Facts> {
     };
     let mut facts = session::collect(&options.into(), &interrupt, &mut |_| {});
     facts.level = Level::Standard;
-    if let Some(image) = of_image {
+    if let Some(mut image) = of_image {
         discovery::image::hide_machine(&mut facts, &image);
+        image.by_files = true;
+        image.on.clone_from(&arguments.on);
         facts.environment = Some(image);
         return Ok(facts);
     }
     let is_this_machine = arguments.sysroot.is_none();
     let request = discovery::Request::of_this_process(is_this_machine, named);
     let mut found = discovery::discover(arguments.sysroot.clone(), request);
-    if arguments.no_start {
+    // What starts here proves nothing about another machine.
+    found.by_files = arguments.on.is_some();
+    found.on.clone_from(&arguments.on);
+    if arguments.no_start || found.by_files {
+        let option = if found.by_files { "--on" } else { "--no-start" };
         for environment in &mut found.pythons {
-            environment.not_started = Some("--no-start was given".to_owned());
+            environment.not_started = Some(format!("{option} was given"));
         }
     } else {
         let limits = discovery::ProofLimits {
@@ -205,19 +213,11 @@ fn judged_packages<'f>(found: &'f EnvironmentFacts, machine: &Machine) -> Vec<Ju
 }
 
 /// A machine without GPUs is no fault of its environments: what was judged decides.
-fn status_of(
-    findings: &[&Finding],
-    packages: &[JudgedPackage<'_>],
-    arguments: &Arguments,
-) -> ExitStatus {
-    use validator_core::environment::compatibility::Start;
+fn status_of(findings: &[&Finding]) -> ExitStatus {
     let has = |verdict: Verdict| findings.iter().any(|it| it.verdict == verdict);
-    // Of an image and of a machine that is named, the packages themselves are the question.
-    let of_files = arguments.image.is_some() || arguments.on.is_some();
-    let worst = packages.iter().map(|it| it.compatibility.start).max();
-    if has(Verdict::Fail) || (of_files && worst == Some(Start::Impossible)) {
+    if has(Verdict::Fail) {
         ExitStatus::Failed
-    } else if has(Verdict::Error) || (of_files && worst == Some(Start::Unknown)) {
+    } else if has(Verdict::Error) {
         ExitStatus::NotJudged
     } else {
         ExitStatus::Passed
@@ -238,9 +238,17 @@ fn human(
     text.push_str(&tree::tree(found, machine));
     for finding in findings.iter().filter(|it| it.verdict != Verdict::Skip) {
         let verdict = finding.verdict.to_string().to_uppercase();
-        let _ = writeln!(text, "{verdict:5} {}: {}", finding.check, finding.summary);
+        let subject = match &finding.subject {
+            Subject::Environment(environment) => format!(" {}", environment.path),
+            Subject::Host | Subject::Gpu(_) => String::new(),
+        };
+        let line = format!(
+            "{verdict:5} {}{subject}: {}",
+            finding.check, finding.summary
+        );
+        let _ = writeln!(text, "{}", one_line(&line));
         if let Some(remedy) = &finding.remedy {
-            let _ = writeln!(text, "      remedy: {remedy}");
+            let _ = writeln!(text, "      remedy: {}", one_line(remedy));
         }
     }
     text
@@ -254,6 +262,7 @@ fn json(
 ) -> anyhow::Result<String> {
     let value = serde_json::json!({
         "simulated": facts.simulated,
+        "on": found.on,
         "environment": found,
         "packages": packages,
         "findings": findings,

@@ -215,19 +215,15 @@ fn read_all(files: &[PathBuf], profile: &(Profile, String)) -> Vec<NodeReport> {
     let next = AtomicUsize::new(0);
     let kept = Kept::default();
     let reports = Mutex::new(Vec::with_capacity(files.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(files.len()) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(path) = files.get(index) else {
-                        return;
-                    };
-                    let report = read(path, profile, &kept);
-                    let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-                    reports.push((index, report));
-                }
-            });
+    crate::threads::in_parallel(threads.min(files.len()), || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = files.get(index) else {
+                return;
+            };
+            let report = read(path, profile, &kept);
+            let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+            reports.push((index, report));
         }
     });
     let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);

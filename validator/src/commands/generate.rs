@@ -1,4 +1,4 @@
-//! `gpu-validator generate`: what a package ships beside the binary.
+//! `gpu-validator generate`: what a package ships in addition to the binary.
 
 use anyhow::Context as _;
 use clap_complete::Shell;

@@ -104,12 +104,13 @@ fn judge_folder(arguments: &Arguments, judge: &Judge) -> anyhow::Result<ExitStat
     let folder = &arguments.facts;
     let options = &arguments.report;
     for (option, path) in [
-        ("--junit", &options.junit),
-        ("--markdown", &options.markdown),
-        ("--html", &options.html),
-        ("--metrics", &options.metrics),
+        ("--junit", options.junit.as_ref()),
+        ("--markdown", options.markdown.as_ref()),
+        ("--html", options.html.as_ref()),
+        ("--metrics", options.metrics.as_ref()),
+        ("--report", options.more.first().map(|it| &it.path)),
     ] {
-        if path.as_deref().is_some() {
+        if path.is_some() {
             bail!(
                 "{option} reports on one facts file, and {} is a folder",
                 folder.display()
@@ -169,20 +170,16 @@ fn judge_all(paths: &[PathBuf], judge: &Judge) -> Vec<FleetEntry> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let entries = Mutex::new(Vec::with_capacity(paths.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(paths.len()) {
-            scope.spawn(|| {
-                while let Some((index, path)) = {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    paths.get(index).map(|path| (index, path))
-                } {
-                    let entry = judge.entry(path);
-                    entries
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push((index, entry));
-                }
-            });
+    crate::threads::in_parallel(threads.min(paths.len()), || {
+        while let Some((index, path)) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            paths.get(index).map(|path| (index, path))
+        } {
+            let entry = judge.entry(path);
+            entries
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((index, entry));
         }
     });
     let mut entries = entries.into_inner().unwrap_or_else(PoisonError::into_inner);

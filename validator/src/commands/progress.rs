@@ -1,4 +1,4 @@
-//! One line on a terminal that says what is being looked at, and for how long already.
+//! One line on a terminal with the current step and its duration.
 
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::plan::BurnProgress;
 use crate::plan::BurnState;
 use validator_core::level::Stage;
 
-/// What the line says.
+/// The text of the line.
 struct Shown {
     stage: Stage,
     /// Of the burn, once it began.

@@ -15,6 +15,8 @@ const OUTPUTS: [(&str, &str); 6] = [
     ("--metrics", "GPU_VALIDATOR_METRICS"),
     ("--facts", "GPU_VALIDATOR_FACTS"),
 ];
+/// The option whose value is a format, a colon and an output.
+const FORMATTED_OUTPUT: &str = "--report";
 /// The same of `collect`.
 const OUTPUTS_OF_COLLECT: [&str; 2] = ["--output", "-o"];
 
@@ -60,18 +62,19 @@ fn outputs_of(arguments: &[OsString], variable: &dyn Fn(&str) -> Option<OsString
     let command = words(arguments).next().unwrap_or_default();
     let is_output = |name: &str| {
         OUTPUTS.iter().any(|(option, _)| *option == name)
+            || name == FORMATTED_OUTPUT
             || (command == "collect" && OUTPUTS_OF_COLLECT.contains(&name))
     };
     let mut outputs: Vec<PathBuf> = Vec::new();
     let mut rest = arguments.iter().skip(1);
     while let Some(argument) = rest.next() {
         match split(argument) {
-            (name, Some(value)) if is_output(name) => outputs.push(value.into()),
+            (name, Some(value)) if is_output(name) => outputs.push(path_of(name, value)),
             (name, None) if is_output(name) => {
                 let value = rest.clone().next();
                 // An option that lacks its value is followed by the next option.
                 let value = value.filter(|it| !it.as_encoded_bytes().starts_with(b"--"));
-                outputs.extend(value.map(PathBuf::from));
+                outputs.extend(value.map(|it| path_of(name, it)));
             }
             _ => {}
         }
@@ -79,6 +82,15 @@ fn outputs_of(arguments: &[OsString], variable: &dyn Fn(&str) -> Option<OsString
     let names = OUTPUTS.iter().map(|(_, name)| *name);
     outputs.extend(names.filter_map(variable).map(PathBuf::from));
     outputs
+}
+
+/// The path in an option's value: all of it, or what follows the format.
+fn path_of(option: &str, value: &OsStr) -> PathBuf {
+    let text = value.to_str().filter(|_| option == FORMATTED_OUTPUT);
+    match text.and_then(|it| it.split_once(':')) {
+        Some((_, path)) => path.into(),
+        None => value.into(),
+    }
 }
 
 /// `--json=a` as name and value.
@@ -114,6 +126,8 @@ mod tests {
             ["a", "b"]
         );
         assert_eq!(outputs("gpu-validator collect -o a --x", &[]), ["a"]);
+        let line = "gpu-validator judge --x --report ctrf:a --report=ocptv:b:c --json ctrf:d";
+        assert_eq!(outputs(line, &[]), ["a", "b:c", "ctrf:d"]);
         assert_eq!(
             outputs("gpu-validator hook pre-job --x --json a", &[]),
             ["a"]

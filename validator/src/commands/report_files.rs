@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rustix::fs::OFlags;
 
-use super::report_options::ReportOptions;
+use super::report_options::{ReportFormat, ReportOptions};
 use super::terminal::{note_lost_report, to_stderr, to_stdout};
 use crate::owned_folder::replace_in;
 use validator_core::facts::Facts;
 use validator_core::findings::Run;
 use validator_core::report::{
-    github_annotations, html, human, json, junit, markdown, metrics, visible_json,
+    ctrf, github_annotations, html, human, json, junit, markdown, metrics, ocptv, visible_json,
 };
 
 /// A report and where it goes.
@@ -36,8 +36,8 @@ pub(crate) struct ReportFiles {
     files: Vec<ReportFile>,
 }
 
-/// Whether this names standard output: writing to the file behind it by its path would replace what
-/// else goes there.
+/// Whether this names standard output: writing to its target by its path would replace other output
+/// there.
 pub(super) fn is_standard_output(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
         .iter()
@@ -55,8 +55,15 @@ impl ReportFiles {
             ("metrics", metrics, options.metrics.as_deref()),
             ("facts", |run| facts_json(&run.facts), facts),
         ];
+        let more = options.more.iter().map(|it| -> Asked<'_> {
+            match it.format {
+                ReportFormat::Ctrf => ("CTRF report", ctrf, Some(&it.path)),
+                ReportFormat::Ocptv => ("OCPTV report", ocptv, Some(&it.path)),
+            }
+        });
         let files = asked
             .into_iter()
+            .chain(more)
             .filter_map(|(what, render, path)| {
                 Some(ReportFile {
                     what,
@@ -69,9 +76,8 @@ impl ReportFiles {
         Self { files }
     }
 
-    /// Writes every file anew. What cannot be written is said once and tried again with the next
-    /// call. A pipe or device would get one report after the other, so it waits for
-    /// [`Self::finish`].
+    /// Writes every file anew. A failed write is reported once and repeated with the next call. A
+    /// pipe or device would get one report after the other, so it waits for [`Self::finish`].
     pub(crate) fn write(&mut self, run: &Run) {
         self.write_where(run, |file| !file.cannot_be_replaced());
     }
@@ -92,7 +98,7 @@ impl ReportFiles {
         }
     }
 
-    /// Writes every file for the last time, and everything else that a finished run says.
+    /// Writes every file for the last time, and the other output of a finished run.
     pub(crate) fn finish(&mut self, run: &Run, options: &ReportOptions) {
         let mut text = human(run, options.style());
         if options.github() {
@@ -102,7 +108,7 @@ impl ReportFiles {
         self.finish_saying(run, &text);
     }
 
-    /// Writes every file for the last time, and says `text` in place of the report for people.
+    /// Writes every file for the last time, and prints `text` in place of the report for people.
     pub(crate) fn finish_saying(&mut self, run: &Run, text: &str) {
         self.write_where(run, |_| true);
         // A report on standard output is for a program; what a person reads must not get into it.
@@ -304,7 +310,8 @@ impl ClaimedOutputs {
             &options.metrics,
         ];
         let reports = reports.into_iter().map(Option::as_deref);
-        let outputs: Vec<&Path> = reports.chain([facts]).flatten().collect();
+        let more = options.more.iter().map(|it| Some(it.path.as_path()));
+        let outputs: Vec<&Path> = reports.chain(more).chain([facts]).flatten().collect();
         let mut inputs: Vec<&Path> = inputs.iter().copied().flatten().collect();
         inputs.extend(options.profile.as_deref());
         Self::of_paths(&outputs, &inputs)
@@ -467,7 +474,7 @@ mod tests {
             Run::BUILT_IN_PROFILE,
             Level::Quick,
         );
-        // Writing to this device always fails, which tells whether it was tried.
+        // Writing to this device always fails, which shows whether it was tried.
         let mut files = metrics_to(Path::new("/dev/full"));
         files.write(&run);
         assert_eq!(files.files[0].trouble, None);

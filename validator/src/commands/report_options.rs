@@ -28,6 +28,10 @@ pub(crate) struct ReportOptions {
     /// Write metrics for node_exporter's textfile collector, `-` for standard output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_METRICS")]
     pub(crate) metrics: Option<PathBuf>,
+    /// Write a report in another format, `-` for standard output: `ocptv` (OCP Test & Validation
+    /// 2.0, JSON lines) or `ctrf` (Common Test Report Format, JSON)
+    #[arg(long = "report", value_name = "FORMAT:FILE")]
+    pub(crate) more: Vec<ReportTarget>,
     /// Annotate a GitHub Actions job and append to its summary; on by itself where GITHUB_ACTIONS
     /// is true
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -48,9 +52,40 @@ pub(crate) struct ReportOptions {
     /// not judged. No variable sets this
     #[arg(long, alias = "allow-simulated", overrides_with = "simulated_ok")]
     pub(crate) simulated_ok: bool,
-    /// Refuse simulated driver libraries, whatever --simulated-ok says
+    /// Refuse simulated driver libraries, also with --simulated-ok
     #[arg(long, env = "GPU_VALIDATOR_FORBID_SIMULATED")]
     pub(crate) forbid_simulated: bool,
+}
+
+/// The value of `--report`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReportTarget {
+    pub(crate) format: ReportFormat,
+    pub(crate) path: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReportFormat {
+    Ctrf,
+    Ocptv,
+}
+
+impl std::str::FromStr for ReportTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (format, path) = text
+            .split_once(':')
+            .filter(|(_, path)| !path.is_empty())
+            .ok_or("expected FORMAT:FILE, such as ctrf:report.json")?;
+        let format = match format {
+            "ctrf" => ReportFormat::Ctrf,
+            "ocptv" => ReportFormat::Ocptv,
+            other => return Err(format!("unknown format `{other}`, expected ctrf or ocptv")),
+        };
+        let path = path.into();
+        Ok(Self { format, path })
+    }
 }
 
 impl ReportOptions {
@@ -87,5 +122,23 @@ impl ReportOptions {
     pub(crate) fn github(&self) -> bool {
         self.github
             .unwrap_or_else(|| std::env::var_os("GITHUB_ACTIONS").is_some_and(|it| it == "true"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReportFormat, ReportTarget};
+
+    #[test]
+    fn a_report_is_a_format_and_a_file() {
+        let parsed = "ocptv:a:b.jsonl".parse::<ReportTarget>();
+        let expected = ReportTarget {
+            format: ReportFormat::Ocptv,
+            path: "a:b.jsonl".into(),
+        };
+        assert_eq!(parsed, Ok(expected));
+        for wrong in ["ctrf", "ctrf:", "tap:file", "report.json"] {
+            assert!(wrong.parse::<ReportTarget>().is_err(), "{wrong}");
+        }
     }
 }

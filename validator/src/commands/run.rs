@@ -138,7 +138,15 @@ pub(crate) fn watch(
     let progress = ProgressLine::start();
     let nothing = nothing_seen(&options.probe);
     let deadline = options.probe.deadlines.run.map(|it| Instant::now() + it);
-    let seen = probe_in_thread(options, interrupt.clone());
+    let seen = match probe_in_thread(options, interrupt.clone()) {
+        Ok(seen) => seen,
+        Err(error) => {
+            return Facts {
+                interrupted: Some(error.to_string()),
+                ..nothing
+            };
+        }
+    };
     follow(
         &seen,
         nothing,
@@ -156,8 +164,8 @@ pub(crate) fn watch(
     )
 }
 
-/// Waits for the probes, which stop by themselves when a signal asks them to. Where one of them is
-/// stuck, the facts up to its stage are what there is.
+/// Waits for the probes, which stop by themselves on a signal. Where one of them is stuck, the
+/// facts up to its stage are what there is.
 fn follow(
     seen: &Receiver<Seen>,
     nothing: Facts,
@@ -182,7 +190,7 @@ fn follow(
             }
             Ok(Seen::Burn(gpus)) => on_progress(Progress::Burn(&gpus)),
             Ok(Seen::All(facts)) => return *facts,
-            // The thread ended without facts: it panicked, and said so on standard error.
+            // The thread ended without facts: it panicked, with a message on standard error.
             Err(RecvTimeoutError::Disconnected) => {
                 last.interrupted = Some(format!("the probes of stage {running} panicked"));
                 return last;
@@ -202,17 +210,20 @@ fn follow(
     }
 }
 
-/// What the probes' thread tells.
+/// Messages of the probes' thread.
 enum Seen {
     Stage(Stage, Box<Facts>),
     Burn(Vec<BurnProgress>),
     All(Box<Facts>),
 }
 
-fn probe_in_thread(options: SessionOptions, interrupt: Interrupt) -> Receiver<Seen> {
+fn probe_in_thread(
+    options: SessionOptions,
+    interrupt: Interrupt,
+) -> std::io::Result<Receiver<Seen>> {
     let (tell, seen) = channel();
-    std::thread::spawn(move || {
-        // Nobody listens any more once the run was given up.
+    crate::threads::spawn("for the probes", move || {
+        // There is no listener any more once the run was given up.
         let facts = session::collect(&options, &interrupt, &mut |told| {
             let _ = tell.send(match told {
                 Progress::Stage(stage, facts) => Seen::Stage(stage, Box::new(facts.clone())),
@@ -220,8 +231,8 @@ fn probe_in_thread(options: SessionOptions, interrupt: Interrupt) -> Receiver<Se
             });
         });
         let _ = tell.send(Seen::All(Box::new(facts)));
-    });
-    seen
+    })?;
+    Ok(seen)
 }
 
 fn stage_after(stage: Stage) -> Option<Stage> {
@@ -279,8 +290,8 @@ fn services_of(profile: &Profile, level: Level) -> Vec<String> {
     services
 }
 
-/// The first SIGINT, SIGTERM or SIGHUP asks the probes to stop, so that reports are written; a
-/// second SIGINT or SIGTERM ends the process at once. Every call returns the same interrupt.
+/// The first SIGINT, SIGTERM or SIGHUP stops the probes, so that reports are written; a second
+/// SIGINT or SIGTERM ends the process at once. Every call returns the same interrupt.
 pub(crate) fn stop_on_signals() -> anyhow::Result<Interrupt> {
     static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -314,6 +325,9 @@ fn install_signal_handlers() -> anyhow::Result<Interrupt> {
         .and_then(|_| flag::register(signal, Arc::clone(&asked_before)))
         .and_then(|_| flag::register_usize(signal, interrupt.flag(), number))
         .context("signal handlers cannot be installed")?;
+    }
+    if !is_ignored(signal_hook::consts::SIGTSTP) {
+        crate::job_control::stop_with_workers();
     }
     Ok(interrupt)
 }

@@ -132,6 +132,7 @@ fn refuse_local_reports(request: &Request<'_>) -> anyhow::Result<()> {
         ("--markdown", report.markdown.as_deref()),
         ("--html", report.html.as_deref()),
         ("--metrics", report.metrics.as_deref()),
+        ("--report", report.more.first().map(|it| it.path.as_path())),
         ("--facts", request.facts),
     ] {
         if path.is_some() {
@@ -231,12 +232,8 @@ impl Plan<'_> {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            let at_once = usize::from(self.request.options.parallel).min(targets.len());
-            for _ in 0..at_once {
-                scope.spawn(judge_some);
-            }
-        });
+        let at_once = usize::from(self.request.options.parallel).min(targets.len());
+        crate::threads::in_parallel(at_once, judge_some);
         let missing = missing.into_inner().unwrap_or_else(PoisonError::into_inner);
         report_of_folder(folder.path(), &missing)
     }

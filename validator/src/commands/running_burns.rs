@@ -1,4 +1,4 @@
-//! Burns that run on this machine: what each says of itself in a file, and one lock for each GPU.
+//! Burns that run on this machine: a file that describes each, and one lock for each GPU.
 //!
 //! A run file holds the process id and the time at which that process started, so that a process
 //! which got the number of one that ended is never taken for it, and never signalled.
@@ -22,7 +22,7 @@ const TIME_TO_STOP: Duration = Duration::from_secs(10);
 const RESULTS_KEPT: usize = 64;
 const POLL: Duration = Duration::from_millis(20);
 
-/// What a burn says of itself.
+/// A burn's description of itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunningBurn {
     pub(super) pid: u32,
@@ -32,7 +32,7 @@ pub(super) struct RunningBurn {
     pub(super) duration_s: f64,
     /// A line for each GPU, as the burn showed them last.
     pub(super) progress: Vec<String>,
-    /// Where a burn in the background writes what it says.
+    /// The log of a burn in the background.
     pub(super) log: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ impl RuntimeFolder {
         crate::runtime_folder::open().map(Self)
     }
 
-    /// Where a burn that is about to start in the background writes what it says.
+    /// The log of a burn that is about to start in the background.
     fn log_name() -> String {
         format!("burn-of-{}.log", std::process::id())
     }
@@ -104,7 +104,7 @@ impl RuntimeFolder {
             let Ok(text) = self.0.read(name.as_ref()) else {
                 continue;
             };
-            // A file speaks of the process that its name says, and of no other.
+            // A file describes the process in its name, and no other.
             let burn = serde_json::from_slice::<RunningBurn>(&text).ok();
             let Some(burn) = burn.filter(|it| it.pid == pid) else {
                 continue;
@@ -142,7 +142,8 @@ impl RuntimeFolder {
         self.ended().into_iter().find(is_it)
     }
 
-    /// Takes the lock of each GPU, or says who has it. Locks go with the process, however it ends.
+    /// Takes the lock of each GPU, or returns its holder. Locks go with the process, however it
+    /// ends.
     pub(super) fn lock(&self, gpus: &[String]) -> anyhow::Result<Vec<File>> {
         gpus.iter().map(|uuid| self.lock_one(uuid)).collect()
     }
@@ -174,7 +175,7 @@ impl RuntimeFolder {
         }
     }
 
-    /// Tells others of this process's burn until the value is dropped.
+    /// Publishes this process's burn until the value is dropped.
     pub(super) fn announce(
         &self,
         gpus: Vec<String>,
@@ -324,11 +325,11 @@ impl RunningBurn {
     fn handle(&self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.pid).ok()?)?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Asked after the handle was taken: the number can no longer change hands unseen.
+        // Read after the handle was taken: the number can no longer change hands unseen.
         self.is_alive().then_some(handle)
     }
 
-    /// Asks it to stop and waits until it is gone, with its workers and their memory.
+    /// Signals it to stop and waits until it is gone, with its workers and their memory.
     pub(super) fn stop(&self) -> anyhow::Result<Stopped> {
         let Some(handle) = self.handle() else {
             return Ok(Stopped::NotThere);

@@ -13,7 +13,7 @@ pub(crate) fn by_root() -> bool {
     is_roots_own(Path::new(FILE))
 }
 
-/// A regular file, neither it nor its folder in anybody's hands but root's.
+/// A regular file; only root can change it and its folder.
 fn is_roots_own(file: &Path) -> bool {
     /// Write permission of group and others.
     const WRITABLE: u32 = 0o022;

@@ -86,7 +86,7 @@ pub(crate) fn width_of_stdout() -> usize {
     })
 }
 
-/// Writes to standard error, if anybody reads it.
+/// Writes to standard error, if it has a reader.
 pub(crate) fn to_stderr(text: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr

@@ -1,19 +1,21 @@
 //! `gpu-validator worker …` as the command line sees it.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::probe::NvmlWorker;
 use crate::probe::Part;
 use crate::worker::device_isolation::Attempt;
 use crate::worker::nodes::{Nodes, with_nodes};
 
-/// Asks the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by
+/// Queries the driver, in a process that may hang or crash; speaks JSON lines on stdout. Started by
 /// the validator itself.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum WorkerCommand {
     /// Reads NVML
     Nvml {
-        /// What is asked for
+        /// The request
         #[arg(long, value_enum, default_value_t)]
         part: Part,
         /// A call that is left out because it hung or crashed before, and what it did
@@ -28,14 +30,6 @@ pub(crate) enum WorkerCommand {
     },
     /// Reads the CUDA driver library
     Cuda {
-        #[command(flatten)]
-        nodes: Nodes,
-    },
-    /// Runs the check kernel on one GPU
-    CudaKernel {
-        /// UUID of the GPU, or of a MIG device
-        #[arg(long)]
-        gpu: String,
         #[command(flatten)]
         nodes: Nodes,
     },
@@ -61,6 +55,15 @@ pub(crate) enum WorkerCommand {
         #[arg(long)]
         gpu: Vec<String>,
     },
+    /// Starts a command, follows it to its end, and ends everything that it started
+    Launch {
+        /// Seconds after which it is ended
+        #[arg(long)]
+        limit_s: f64,
+        /// The program and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
     /// Reads again and again who uses the GPUs
     Watch {
         /// UUIDs of the GPUs
@@ -75,7 +78,7 @@ pub(crate) enum WorkerCommand {
     },
 }
 
-/// Does what `command` says, in this process, and returns its exit status.
+/// Runs `command` in this process, and returns its exit status.
 pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
     crate::worker::die_with_parent();
     match command.clone() {
@@ -99,11 +102,6 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
                 Attempt::Completed
             });
         }
-        WorkerCommand::CudaKernel { gpu, nodes } => {
-            return with_nodes(&nodes, move |is_alone| {
-                crate::workload::check::run_worker(&gpu, is_alone)
-            });
-        }
         WorkerCommand::Burn { task, nodes } => {
             let failed = nodes.alone_failed.clone();
             return with_nodes(&nodes, move |is_alone| {
@@ -117,6 +115,10 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
             });
         }
         WorkerCommand::GpuUsers { gpu } => crate::probe::run_users_worker(&gpu),
+        WorkerCommand::Launch { limit_s, command } => {
+            let limit = Duration::try_from_secs_f64(limit_s).unwrap_or(Duration::MAX);
+            crate::worker::launcher::run_launcher(limit, &command);
+        }
         WorkerCommand::Watch { gpu } => crate::probe::run_watch_worker(&gpu),
         WorkerCommand::Sensors { gpu } => crate::probe::run_sensors_worker(&gpu),
     }

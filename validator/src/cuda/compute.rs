@@ -1,5 +1,5 @@
-//! What a burn asks of the driver beyond the check kernel: memory by address, kernels by name,
-//! events, tensor maps.
+//! Driver calls of a burn beyond the check kernel: memory by address, kernels by name, events,
+//! tensor maps.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -65,7 +65,7 @@ pub(crate) struct LaunchShape {
 }
 
 impl Device<'_> {
-    /// Dynamic shared memory that a block may have when its kernel asks for it, in bytes.
+    /// Dynamic shared memory that a block may have when its kernel requests it, in bytes.
     pub(crate) fn shared_memory_per_block_optin(&self) -> CudaResult<u32> {
         self.attribute(ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     }
@@ -74,7 +74,7 @@ impl Device<'_> {
 impl<'a> Context<'a> {
     /// Loads a cubin, or PTX that ends in NUL.
     pub(crate) fn load_image(&self, image: &[u8]) -> CudaResult<Module<'_, 'a>> {
-        // A cubin tells its own length; text is told from it by its end.
+        // A cubin contains its own length; text is distinguished from it by its end.
         if image.starts_with(b"\x7fELF") {
             // SAFETY: the image is a whole cubin, embedded at build time.
             return unsafe { self.load_data(image.as_ptr().cast()) };
@@ -89,30 +89,18 @@ impl<'a> Context<'a> {
 
     /// Free and total memory of the device, in bytes.
     pub(crate) fn memory_bytes(&self) -> CudaResult<(u64, u64)> {
-        type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`.
-        let function = unsafe { self.cuda.function::<GetInfo>(&["cuMemGetInfo_v2"]) }?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both pointers are to live size_t.
-        let code = unsafe { function(&raw mut free, &raw mut total) };
-        self.cuda.checked("cuMemGetInfo_v2", code)?;
+        unsafe { (self.cuda.functions).cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
         Ok((free as u64, total as u64))
     }
 
     /// Memory of the device; what it holds is undefined.
     pub(crate) fn allocate(&self, bytes: u64) -> CudaResult<DeviceMemory<'_, 'a>> {
-        type Allocate = unsafe extern "C" fn(*mut u64, usize) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuMemAlloc_v2(CUdeviceptr *, size_t)`.
-        let allocate = unsafe { self.cuda.function::<Allocate>(&["cuMemAlloc_v2"]) }?;
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut address = 0;
         // SAFETY: the pointer is to a live device pointer.
-        let code = unsafe {
-            allocate(
-                &raw mut address,
-                usize::try_from(bytes).unwrap_or(usize::MAX),
-            )
-        };
-        self.cuda.checked("cuMemAlloc_v2", code)?;
+        unsafe { (self.cuda.functions).cuMemAlloc_v2(&raw mut address, size) }?;
         Ok(DeviceMemory {
             context: self,
             address,
@@ -122,13 +110,10 @@ impl<'a> Context<'a> {
 
     /// Page-locked memory of the host, all zero.
     pub(crate) fn host_words(&self, words: usize) -> CudaResult<HostWords<'_, 'a>> {
-        type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuMemAllocHost_v2(void **, size_t)`.
-        let allocate = unsafe { self.cuda.function::<Allocate>(&["cuMemAllocHost_v2"]) }?;
+        let bytes = words * size_of::<u64>();
         let mut start = null_mut();
         // SAFETY: the pointer is to a live pointer.
-        let code = unsafe { allocate(&raw mut start, words * size_of::<u64>()) };
-        self.cuda.checked("cuMemAllocHost_v2", code)?;
+        unsafe { (self.cuda.functions).cuMemAllocHost_v2(&raw mut start, bytes) }?;
         let start: *mut u64 = start.cast();
         // SAFETY: the driver gave room for `words` words, page-aligned.
         unsafe { std::ptr::write_bytes(start, 0, words) };
@@ -139,15 +124,11 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// An event that tells time, and on which waiting sleeps.
+    /// An event with a time stamp, on which waiting sleeps.
     pub(crate) fn event(&self) -> CudaResult<Event<'_, 'a>> {
-        type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuEventCreate(CUevent *, unsigned int)`.
-        let create = unsafe { self.cuda.function::<Create>(&["cuEventCreate"]) }?;
         let mut handle = null_mut();
         // SAFETY: the pointer is to a live handle.
-        let code = unsafe { create(&raw mut handle, EVENT_BLOCKING_SYNC) };
-        self.cuda.checked("cuEventCreate", code)?;
+        unsafe { (self.cuda.functions).cuEventCreate(&raw mut handle, EVENT_BLOCKING_SYNC) }?;
         Ok(Event {
             context: self,
             handle,
@@ -163,31 +144,14 @@ impl<'a> Context<'a> {
         row_bytes: u32,
         box_rows: u32,
     ) -> CudaResult<TensorMap> {
-        type Encode = unsafe extern "C" fn(
-            *mut TensorMap,
-            c_int,
-            c_uint,
-            u64,
-            *const u64,
-            *const u64,
-            *const c_uint,
-            *const c_uint,
-            c_int,
-            c_int,
-            c_int,
-            c_int,
-        ) -> u32;
-        // SAFETY: cuda.h declares cuTensorMapEncodeTiled so, with enumerations as int and the
-        // address as pointer.
-        let encode = unsafe { self.cuda.function::<Encode>(&["cuTensorMapEncodeTiled"]) }?;
         let mut map = TensorMap([0; 16]);
         let dimensions = [u64::from(row_bytes), u64::from(rows)];
         let strides = [u64::from(row_bytes)];
         let box_size = [128, box_rows];
         let element_strides = [1, 1];
-        // SAFETY: the map is live and aligned, the arrays have the lengths that rank 2 asks for.
-        let code = unsafe {
-            encode(
+        // SAFETY: the map is live and aligned, the arrays have the lengths that rank 2 requires.
+        unsafe {
+            self.cuda.functions.cuTensorMapEncodeTiled(
                 &raw mut map,
                 TENSOR_MAP_UINT8,
                 2,
@@ -201,32 +165,23 @@ impl<'a> Context<'a> {
                 TENSOR_MAP_L2_PROMOTION_256B,
                 TENSOR_MAP_FILL_NONE,
             )
-        };
-        self.cuda.checked("cuTensorMapEncodeTiled", code)?;
+        }?;
         Ok(map)
     }
 }
 
 impl<'c, 'a> Module<'c, 'a> {
-    /// The kernel of this name; with dynamic shared memory, as much is asked for.
+    /// The kernel of this name; with dynamic shared memory, as much is requested.
     pub(crate) fn kernel(&self, name: &CStr, shared_bytes: u32) -> CudaResult<Kernel<'_, 'c, 'a>> {
-        type SetAttribute = unsafe extern "C" fn(*mut c_void, c_int, c_int) -> u32;
-        let handle = self.function_handle(name)?;
+        let functions = &self.context.cuda.functions;
+        let mut handle = null_mut();
+        // SAFETY: the pointer is to a live handle, the module is loaded, the name ends in NUL.
+        unsafe { functions.cuModuleGetFunction(&raw mut handle, self.handle, name.as_ptr()) }?;
         if shared_bytes > 0 {
-            let cuda = self.context.cuda;
-            // SAFETY: cuda.h declares
-            // `CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)`.
-            let set = unsafe { cuda.function::<SetAttribute>(&["cuFuncSetAttribute"]) }?;
+            let attribute = FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = shared_bytes.cast_signed();
             // SAFETY: the handle is a function of this module.
-            let code = unsafe {
-                set(
-                    handle,
-                    FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    bytes,
-                )
-            };
-            cuda.checked("cuFuncSetAttribute", code)?;
+            unsafe { functions.cuFuncSetAttribute(handle, attribute, bytes) }?;
         }
         Ok(Kernel {
             module: self,
@@ -254,12 +209,25 @@ impl Kernel<'_, '_, '_> {
         let mut pointers = slots
             .each_mut()
             .map(|slot| std::ptr::from_mut(slot).cast::<c_void>());
-        // SAFETY: `pointers` has an entry for every parameter that an embedded kernel has and more,
-        // each to 128 live bytes, the size of the largest parameter; the driver copies them before
-        // it returns.
+        let functions = &self.module.context.cuda.functions;
+        // SAFETY: the function is of this module, which is loaded; the default stream is null.
+        // `pointers` has an entry for every parameter that an embedded kernel has and more, each to
+        // 128 live bytes, the size of the largest parameter; the driver copies them before it
+        // returns.
         unsafe {
-            self.module
-                .launch_with(self.handle, shape, pointers.as_mut_ptr())
+            functions.cuLaunchKernel(
+                self.handle,
+                shape.grid.0,
+                shape.grid.1,
+                1,
+                shape.block,
+                1,
+                1,
+                shape.shared_bytes,
+                null_mut(),
+                pointers.as_mut_ptr(),
+                null_mut(),
+            )
         }
     }
 }
@@ -282,17 +250,21 @@ impl DeviceMemory<'_, '_> {
 
     /// The bytes from `offset` on, after everything in the stream before.
     pub(crate) fn read(&self, offset: u64, host: &mut [u8]) -> CudaResult<()> {
-        type Copy = unsafe extern "C" fn(*mut c_void, u64, usize) -> u32;
         assert!(
             offset + host.len() as u64 <= self.bytes,
             "reads beyond the end of an allocation"
         );
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t)`.
-        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoH_v2"]) }?;
+        let functions = &self.context.cuda.functions;
+        let (start, bytes) = (host.as_mut_ptr().cast(), host.len());
         // SAFETY: both sides hold so many bytes, as was asserted.
-        let code = unsafe { copy(host.as_mut_ptr().cast(), self.address + offset, host.len()) };
-        cuda.checked("cuMemcpyDtoH_v2", code)
+        unsafe { functions.cuMemcpyDtoH_v2(start, self.address + offset, bytes) }
+    }
+
+    /// Sets every whole word.
+    pub(crate) fn fill(&self, word: u32) -> CudaResult<()> {
+        let words = usize::try_from(self.bytes / 4).unwrap_or(usize::MAX);
+        // SAFETY: the allocation holds so many words.
+        unsafe { (self.context.cuda.functions).cuMemsetD32_v2(self.address, word, words) }
     }
 
     /// Sets the first word of each of `rows` rows, `pitch_bytes` apart from `offset` on, in the
@@ -304,21 +276,16 @@ impl DeviceMemory<'_, '_> {
         rows: u64,
         word: u32,
     ) -> CudaResult<()> {
-        type Set = unsafe extern "C" fn(u64, usize, c_uint, usize, usize, *mut c_void) -> u32;
-        let call = "cuMemsetD2D32Async";
         let last = rows.saturating_sub(1) * pitch_bytes + 4;
         assert!(
             rows > 0 && offset + last <= self.bytes,
             "sets words beyond the end of an allocation"
         );
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares
-        // `CUresult cuMemsetD2D32Async(CUdeviceptr, size_t, unsigned int, size_t, size_t, CUstream)`.
-        let set = unsafe { cuda.function::<Set>(&[call]) }?;
+        let functions = &self.context.cuda.functions;
         let size = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
         // SAFETY: all words lie in this allocation, as was asserted; the default stream is null.
-        let code = unsafe {
-            set(
+        unsafe {
+            functions.cuMemsetD2D32Async(
                 self.address + offset,
                 size(pitch_bytes),
                 word,
@@ -326,26 +293,20 @@ impl DeviceMemory<'_, '_> {
                 size(rows),
                 null_mut(),
             )
-        };
-        cuda.checked(call, code)
+        }
     }
 
     pub(crate) fn write(&self, offset: u64, host: &[u8]) -> CudaResult<()> {
-        type Copy = unsafe extern "C" fn(u64, *const c_void, usize) -> u32;
         assert!(
             offset + host.len() as u64 <= self.bytes,
             "writes beyond the end of an allocation"
         );
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t)`.
-        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyHtoD_v2"]) }?;
+        let functions = &self.context.cuda.functions;
+        let (start, bytes) = (host.as_ptr().cast(), host.len());
         // SAFETY: both sides hold so many bytes, as was asserted.
-        let code = unsafe { copy(self.address + offset, host.as_ptr().cast(), host.len()) };
-        cuda.checked("cuMemcpyHtoD_v2", code)
+        unsafe { functions.cuMemcpyHtoD_v2(self.address + offset, start, bytes) }
     }
-}
 
-impl DeviceMemory<'_, '_> {
     /// Frees the memory and returns the driver's answer, which a drop leaves out.
     pub(crate) fn free(self) -> CudaResult<()> {
         let memory = std::mem::ManuallyDrop::new(self);
@@ -354,14 +315,9 @@ impl DeviceMemory<'_, '_> {
 
     /// The last use of the memory.
     fn free_once(&self) -> CudaResult<()> {
-        type Free = unsafe extern "C" fn(u64) -> u32;
-        let call = "cuMemFree_v2";
-        // SAFETY: cuda.h declares `CUresult cuMemFree_v2(CUdeviceptr)`.
-        let free = unsafe { self.context.cuda.function::<Free>(&[call]) }?;
         // SAFETY: the memory was allocated by this wrapper; `free` and `drop` each call this once,
         // and never both.
-        let code = unsafe { free(self.address) };
-        self.context.cuda.checked(call, code)
+        unsafe { (self.context.cuda.functions).cuMemFree_v2(self.address) }
     }
 }
 
@@ -380,9 +336,8 @@ pub(crate) struct HostWords<'c, 'a> {
 }
 
 impl HostWords<'_, '_> {
-    /// Asks for the first words of `memory` from `offset` on to be copied into the words from
-    /// `first` on, in the stream's order. They are there once an event that was recorded after has
-    /// passed.
+    /// Enqueues a copy of the first words of `memory` from `offset` on into the words from `first`
+    /// on. They are there once an event that was recorded after has passed.
     pub(crate) fn copy_later(
         &self,
         first: usize,
@@ -390,27 +345,19 @@ impl HostWords<'_, '_> {
         memory: &DeviceMemory<'_, '_>,
         offset: u64,
     ) -> CudaResult<()> {
-        type Copy = unsafe extern "C" fn(*mut c_void, u64, usize, *mut c_void) -> u32;
         let bytes = count * size_of::<u64>();
         assert!(
             first + count <= self.words && offset + bytes as u64 <= memory.bytes,
             "copies beyond the end of an allocation"
         );
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares
-        // `CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream)`.
-        let copy = unsafe { cuda.function::<Copy>(&["cuMemcpyDtoHAsync_v2"]) }?;
+        let functions = &self.context.cuda.functions;
+        let from = memory.address + offset;
         // SAFETY: both sides hold so many bytes; the words live until the context's work is done,
         // see Drop.
-        let code = unsafe {
-            copy(
-                self.start.add(first).cast(),
-                memory.address + offset,
-                bytes,
-                null_mut(),
-            )
-        };
-        cuda.checked("cuMemcpyDtoHAsync_v2", code)
+        unsafe {
+            let to = self.start.add(first).cast();
+            functions.cuMemcpyDtoHAsync_v2(to, from, bytes, null_mut())
+        }
     }
 
     /// The word at `index` as it is now.
@@ -423,15 +370,11 @@ impl HostWords<'_, '_> {
 
 impl Drop for HostWords<'_, '_> {
     fn drop(&mut self) {
-        type Free = unsafe extern "C" fn(*mut c_void) -> u32;
         // Copies into it may still be under way.
         let _ = self.context.synchronize();
-        // SAFETY: cuda.h declares `CUresult cuMemFreeHost(void *)`.
-        if let Ok(free) = unsafe { self.context.cuda.function::<Free>(&["cuMemFreeHost"]) } {
-            // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes
-            // nothing any more.
-            unsafe { free(self.start.cast()) };
-        }
+        // SAFETY: the memory was allocated by this wrapper and is freed once. A failure changes
+        // nothing any more.
+        let _ = unsafe { (self.context.cuda.functions).cuMemFreeHost(self.start.cast()) };
     }
 }
 
@@ -443,49 +386,31 @@ pub(crate) struct Event<'c, 'a> {
 
 impl Event<'_, '_> {
     pub(crate) fn record(&self) -> CudaResult<()> {
-        type Record = unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32;
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuEventRecord(CUevent, CUstream)`.
-        let record = unsafe { cuda.function::<Record>(&["cuEventRecord"]) }?;
         // SAFETY: the event is live; null is the default stream.
-        cuda.checked("cuEventRecord", unsafe { record(self.handle, null_mut()) })
+        unsafe { (self.context.cuda.functions).cuEventRecord(self.handle, null_mut()) }
     }
 
     /// Sleeps until the GPU has come here; errors of kernels come out here.
     pub(crate) fn wait(&self) -> CudaResult<()> {
-        type Synchronize = unsafe extern "C" fn(*mut c_void) -> u32;
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuEventSynchronize(CUevent)`.
-        let wait = unsafe { cuda.function::<Synchronize>(&["cuEventSynchronize"]) }?;
         // SAFETY: the event is live.
-        cuda.checked("cuEventSynchronize", unsafe { wait(self.handle) })
+        unsafe { (self.context.cuda.functions).cuEventSynchronize(self.handle) }
     }
 
     /// Seconds on the GPU from `earlier` to this; both must have passed.
     pub(crate) fn seconds_since(&self, earlier: &Event<'_, '_>) -> CudaResult<f64> {
-        type Elapsed = unsafe extern "C" fn(*mut f32, *mut c_void, *mut c_void) -> u32;
-        let cuda = self.context.cuda;
-        // SAFETY: cuda.h declares `CUresult cuEventElapsedTime(float *, CUevent, CUevent)`.
-        let elapsed = unsafe { cuda.function::<Elapsed>(&["cuEventElapsedTime"]) }?;
+        let functions = &self.context.cuda.functions;
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a live float, the events are live.
-        let code = unsafe { elapsed(&raw mut milliseconds, earlier.handle, self.handle) };
-        cuda.checked("cuEventElapsedTime", code)?;
+        unsafe {
+            functions.cuEventElapsedTime(&raw mut milliseconds, earlier.handle, self.handle)
+        }?;
         Ok(f64::from(milliseconds) / 1000.0)
     }
 }
 
 impl Drop for Event<'_, '_> {
     fn drop(&mut self) {
-        type Destroy = unsafe extern "C" fn(*mut c_void) -> u32;
-        // SAFETY: cuda.h declares `CUresult cuEventDestroy_v2(CUevent)`.
-        if let Ok(destroy) = unsafe {
-            self.context
-                .cuda
-                .function::<Destroy>(&["cuEventDestroy_v2"])
-        } {
-            // SAFETY: the event is live and destroyed once. A failure changes nothing any more.
-            unsafe { destroy(self.handle) };
-        }
+        // SAFETY: the event is live and destroyed once. A failure changes nothing any more.
+        let _ = unsafe { (self.context.cuda.functions).cuEventDestroy_v2(self.handle) };
     }
 }

@@ -1,4 +1,4 @@
-//! What a burn asks of cuBLASLt, by dlopen: a handle, a plan of one product, and the product.
+//! cuBLASLt's calls for a burn, by dlopen: a handle, a plan of one product, and the product.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{CudaFailure, CudaResult};
 const SUCCESS: u32 = 0;
 const NOT_SUPPORTED: u32 = 15;
 const DESCRIPTION_TRANSPOSE_A: c_int = 3;
-/// Sums of FP8 products are kept in the tensor cores, as every program that wants speed asks for.
+/// Sums of FP8 products are kept in the tensor cores, as every program that wants speed requests.
 const DESCRIPTION_FAST_ACCUMULATION: c_int = 25;
 const PREFERENCE_REDUCTION_SCHEMES: c_int = 3;
 const PREFERENCE_WORKSPACE_BYTES: c_int = 1;
@@ -167,7 +167,7 @@ impl Cublaslt {
         }
         let unnamed = || format!("cuBLAS status {code}");
         let name = self.functions.status_name.map_or_else(unnamed, |get_name| {
-            // SAFETY: any number may be asked for; the answer is a static string or null.
+            // SAFETY: any number may be requested; the answer is a static string or null.
             let name = unsafe { get_name(code) };
             if name.is_null() {
                 return unnamed();

@@ -1,4 +1,4 @@
-//! The CUDA driver library, asked by a child process: what any CUDA program on this machine would
+//! The CUDA driver library, queried by a child process: what any CUDA program on this machine would
 //! see.
 //!
 //! The child inherits the environment, `CUDA_VISIBLE_DEVICES` and `LD_LIBRARY_PATH` included, since
@@ -23,7 +23,7 @@ use crate::worker::protocol::Reporter;
 use validator_core::facts::{ComputeCapability, CudaDevice, CudaFacts, CudaResult, Facts, Reading};
 use validator_core::level::Level;
 
-/// What the library said, and the scenario if it is a simulated one.
+/// The library's facts, and the scenario if it is a simulated one.
 #[derive(Debug, Default)]
 pub(crate) struct CudaOutcome {
     pub(crate) cuda: CudaFacts,
@@ -48,7 +48,7 @@ pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> CudaOutcom
         let first = [(VISIBLE_DEVICES, Some("0".to_owned()))];
         let mut outcome = ask(options, interrupt, node, &first);
         // CUDA's first GPU may be one that it cannot use, in MIG mode without an instance for
-        // example, and another be well. A worker that hung or died is not asked again.
+        // example, and another be well. A worker that hung or died is not started again.
         let failed = outcome.cuda.init.value().is_some_and(|init| init.code != 0);
         if !failed {
             outcome.cuda.first_gpu_only = true;
@@ -100,7 +100,7 @@ fn ask(
 
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Whoever set the variable, even to nothing, decides what programs see.
+/// The variable decides what programs see, also when it is empty.
 fn variable_is_set() -> bool {
     std::env::var_os(VISIBLE_DEVICES).is_some()
 }

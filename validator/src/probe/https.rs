@@ -7,7 +7,7 @@ use std::sync::Once;
 pub(crate) fn client_builder() -> reqwest::blocking::ClientBuilder {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| {
-        // Somebody else's provider, in a program that links this library, serves as well.
+        // The provider of a program that links this library serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
     reqwest::blocking::Client::builder()

@@ -1,8 +1,8 @@
 //! Reads the machine and fills the facts; nothing else does.
 //!
 //! A probe never fails: what could not be read is recorded as not read, with the reason. The driver
-//! is asked in child processes only (see [`crate::worker`]), so that a call which hangs or crashes
-//! costs its own reading and no more.
+//! is queried in child processes only (see [`crate::worker`]), so that a call which hangs or
+//! crashes costs its own reading and no more.
 
 pub(crate) mod cuda;
 pub(crate) mod environment;
@@ -29,7 +29,7 @@ use crate::threads::spawn_scoped;
 use crate::timed::timed;
 use nvml::NvmlOutcome;
 
-/// What NVML says of the GPUs as they are now; nothing else is asked.
+/// The GPUs' present state, as NVML reports it; nothing else is queried.
 pub(crate) fn gpus(options: &ProbeOptions, interrupt: &Interrupt) -> Facts {
     let mut facts = Facts::default();
     let (outcome, milliseconds) = timed(|| nvml::probe(options, interrupt, Part::All, &|_| {}));

@@ -10,18 +10,18 @@ use validator_core::profile::KubernetesProfile;
 #[derive(Clone, Debug)]
 pub(crate) struct ProbeOptions {
     pub level: Level,
-    /// Host files are read below this folder; `None` is the machine itself. Below a sysroot nothing
-    /// is asked over the network but the Kubernetes API, and no program is run to read a log.
+    /// Host files are read below this folder; `None` is the machine itself. Below a sysroot there
+    /// is no network request but to the Kubernetes API, and no program is run to read a log.
     pub sysroot: Option<PathBuf>,
-    /// systemd services to look at beside NVIDIA's own, by unit name without `.service`.
+    /// systemd services to read in addition to NVIDIA's own, by unit name without `.service`.
     pub services: Vec<String>,
     /// Files that level image looks for, by absolute path.
     pub image_files: Vec<String>,
-    /// Whether instance metadata may be asked for; even then only a machine whose DMI tables say
-    /// EC2 is asked.
+    /// Whether instance metadata may be requested; even then only on a machine whose DMI tables
+    /// name EC2.
     pub ec2_metadata: bool,
-    /// How the kubelet and the API server are asked, at level standard and above. The API server is
-    /// asked below a sysroot, too: a container may have the host's files there.
+    /// The queries of kubelet and API server, at level standard and above. The API server is
+    /// queried below a sysroot, too: a container may have the host's files there.
     pub kubernetes: KubernetesProfile,
     /// Python environments that level standard starts, besides those that it chooses itself.
     pub pythons: Vec<String>,
@@ -54,9 +54,9 @@ pub(crate) struct Deadlines {
     /// `nvmlInit` and opening a GPU: without persistence mode the driver initialises the GPU in
     /// these calls, seconds each.
     pub nvml_initialization: Duration,
-    /// Everything that NVML is asked, restarts after a hang or crash included.
+    /// All NVML queries, restarts after a hang or crash included.
     pub nvml: Duration,
-    /// `cuInit` and what it is asked for; initialises every GPU, too.
+    /// `cuInit` and its purpose; initialises every GPU, too.
     pub cuda: Duration,
     /// The check kernel on one GPU, start of its process included; and each step in which a burn's
     /// worker gets ready, where the driver makes the contexts of all GPUs one after another (seen

@@ -15,7 +15,7 @@ use validator_core::queries::{counted, in_container};
 const CUDA_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const NVIDIA_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// Who may say which GPUs are the runner's, the first that says something first.
+/// The sources of the runner's GPUs; the first that names any wins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assignment {
     /// UUIDs or PCI addresses, from the command line.
@@ -31,7 +31,7 @@ pub(crate) struct AssignedGpus {
     pub(crate) gpus: Option<Vec<String>>,
     /// UUIDs of MIG devices, where those were named instead of whole GPUs.
     mig_devices: Vec<String>,
-    /// What said so, for a person: `CUDA_VISIBLE_DEVICES`.
+    /// The source, for a person: `CUDA_VISIBLE_DEVICES`.
     source: &'static str,
     /// By numbers, which mean other GPUs when one is missing.
     by_number: bool,
@@ -41,7 +41,7 @@ pub(crate) struct AssignedGpus {
 }
 
 impl Assignment {
-    /// What the environment says, behind what was named.
+    /// The environment's value, after named ones.
     pub(crate) fn from_environment(named: &[String]) -> Self {
         Self {
             named: named.to_vec(),
@@ -50,8 +50,8 @@ impl Assignment {
         }
     }
 
-    /// Looks up what is said among the GPUs of `facts`. An error is a runner that was given no GPU
-    /// at all.
+    /// Looks the names up among the GPUs of `facts`. An error is a runner that was given no GPU at
+    /// all.
     pub(crate) fn resolve(&self, facts: &Facts) -> anyhow::Result<AssignedGpus> {
         if !self.named.is_empty() {
             return Ok(by_name(&self.named, facts));
@@ -87,7 +87,7 @@ fn by_name(names: &[String], facts: &Facts) -> AssignedGpus {
     })
 }
 
-/// CUDA itself says what its variable leaves: its numbers are its own.
+/// CUDA itself reports what its variable leaves: its numbers are its own.
 fn by_cuda(value: &str, facts: &Facts) -> AssignedGpus {
     let by_number = value
         .split(',')
@@ -249,8 +249,7 @@ impl AssignedGpus {
 
     /// Judges the machine for this runner.
     ///
-    /// Everything is judged as for the whole machine, except what is said of other runners' GPUs
-    /// alone.
+    /// Everything is judged as for the whole machine, except findings on other runners' GPUs alone.
     pub(crate) fn judged(
         &self,
         mut facts: Facts,
@@ -270,7 +269,7 @@ impl AssignedGpus {
         let narrowed = validator_core::judge(&self.narrowed(&facts), &profile, level);
         let mut run = Run::judged(facts, &profile, profile_name, level);
         let is_own = |finding: &Finding| match &finding.subject {
-            Subject::Host => true,
+            Subject::Host | Subject::Environment(_) => true,
             Subject::Gpu(gpu) => gpu.uuid.as_ref().is_some_and(|uuid| own.contains(uuid)),
         };
         run.findings.retain(is_own);

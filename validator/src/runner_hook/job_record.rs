@@ -66,7 +66,7 @@ impl Job {
     }
 }
 
-/// What the hook before a job keeps for the one behind it.
+/// The pre-job hook's record for the post-job hook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobRecord {
     pub(crate) job: Job,
@@ -80,15 +80,14 @@ pub(crate) struct JobRecord {
     pub(crate) gpus: Option<Vec<String>>,
     /// Memory in use, in bytes, by the UUIDs of the GPUs.
     pub(crate) memory_used_bytes: BTreeMap<String, u64>,
-    /// Where the kernel log ended: what came behind is the job's. `None` where it could not be
-    /// read.
+    /// Where the kernel log ended: later records are the job's. `None` where it could not be read.
     pub(crate) kernel_log_end: Option<KernelLogEnd>,
 }
 
 const FILE: &str = "job";
 
 impl JobRecord {
-    /// The record of a job that begins now, on GPUs as `facts` tell.
+    /// The record of a job that begins now, on the GPUs of `facts`.
     pub(crate) fn beginning_now(
         job: Job,
         gpus: Option<Vec<String>>,

@@ -184,8 +184,8 @@ pub(crate) fn end(
 /// How long a killed process may take to disappear: the driver frees its memory meanwhile.
 const TIME_TO_DIE: Duration = Duration::from_secs(5);
 
-/// A handle on the process, which is looked at once more behind it: from here on its number cannot
-/// become another's.
+/// A handle on the process, which is read once more after it: from here on its number cannot become
+/// another's.
 fn open(pid: u32, job_began_ticks: u64) -> Result<OwnedFd, Ending> {
     let number = i32::try_from(pid)
         .ok()
@@ -207,8 +207,8 @@ fn refused(error: rustix::io::Errno) -> Ending {
     }
 }
 
-/// Waits for the end of a process. A pidfd can be read from when the process has ended, although
-/// nobody has waited for it.
+/// Waits for the end of a process. A pidfd can be read from when the process has ended, although it
+/// was not reaped.
 fn has_ended(process: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -232,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that says when it is ready, then sleeps.
+    /// A process that reports when it is ready, then sleeps.
     fn child(script: &str) -> Child {
         use std::io::Read as _;
         let mut child = Command::new("sh")

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::job_record::Job;
 use super::state_folder::{StateFile, StateFolders, file_of_runner};
 
-/// Why a runner takes no jobs, as the file that says so holds it.
+/// The contents of the quarantine file: why a runner takes no jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Quarantine {
@@ -25,7 +25,7 @@ const FILE: &str = "quarantine";
 /// Holds for every runner of the machine. A person may make it:
 /// `echo "GPU 3 is replaced" >…/quarantine`.
 const FILE_OF_MACHINE: &str = "quarantine";
-/// Of a reason that somebody wrote by hand, so much is shown.
+/// Characters that are shown of a reason that was written by hand.
 const REASON_CHARACTERS_SHOWN: usize = 500;
 
 impl Quarantine {
@@ -71,7 +71,7 @@ impl Quarantine {
 
     /// The mark that keeps this runner from taking jobs, with its file.
     ///
-    /// An error means that it could not be told, which must not be taken for "none".
+    /// An error means that it is unknown, which must not be taken for "none".
     pub(crate) fn of_runner(
         runner: &str,
         folders: &StateFolders,

@@ -66,7 +66,7 @@ impl Token {
 
 /// An answer that takes longer is none.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
-/// A service that answers "later" or not at all is asked this often in all.
+/// Attempts in all with a service that answers "later" or not at all.
 const ATTEMPTS: u32 = 3;
 /// Before the second attempt; twice as long before the third.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -196,8 +196,8 @@ impl RunnerLabels {
         Ok(runner)
     }
 
-    /// Asks until there is an answer that another attempt would not change, [`ATTEMPTS`] times at
-    /// most.
+    /// Sends requests until there is an answer that another attempt would not change, [`ATTEMPTS`]
+    /// times at most.
     fn ask(&self, request: &dyn Fn() -> RequestBuilder) -> anyhow::Result<Response> {
         let mut pause = self.pause;
         let mut trouble = String::new();

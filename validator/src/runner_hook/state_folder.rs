@@ -1,5 +1,5 @@
-//! Where hooks keep what one job's hook must tell the next: the quarantine and the record of the
-//! running job.
+//! The folder in which one job's hook keeps records for the next: the quarantine and the record of
+//! the running job.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

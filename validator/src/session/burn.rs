@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::burn_process::BurnProcess;
+use super::burn_process::{BurnProcess, burn_id};
 use super::devices::device_to_use;
 use super::sensors::Sensors;
 use super::standby::Standby;
@@ -23,14 +23,15 @@ use validator_core::facts::{
 };
 use validator_core::kernel_log_events::{KernelEvent, events};
 use validator_core::queries::is_hidden;
+use validator_core::worker_id::WorkerId;
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
-/// Burns the GPUs that are asked for, all at once, and puts what was seen into `facts.load`.
+/// Burns the requested GPUs, all in parallel, and puts the results into `facts.load`.
 ///
 /// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others
-/// use is not burned unless that is asked for. Workers that stand by are told to begin; for GPUs
-/// without one they are started.
+/// use is not burned unless requested. Workers in standby get the order to begin; for GPUs without
+/// one they are started.
 pub(crate) fn burn(
     options: &BurnOptions,
     probe: &ProbeOptions,
@@ -70,45 +71,46 @@ pub(crate) fn burn(
     });
     let mut workers = BTreeMap::new();
     for ((uuid, gpu), refusal) in asked.iter().zip(refusals) {
-        let gpu = (uuid.as_str(), gpu);
+        let id = burn_id(uuid);
         let worker = match refusal {
             Some(refusal) => Err(refusal),
-            None => worker_of(gpu, options, probe, standby, interrupt).map_err(Reading::NotRead),
+            None => worker_of((&id, uuid, gpu), options, probe, standby, interrupt)
+                .map_err(Reading::NotRead),
         };
         match worker {
             Ok(worker) => {
-                workers.insert(uuid.clone(), worker);
+                workers.insert(id, (uuid, worker));
             }
             Err(reading) => {
                 facts.load.burn.insert(uuid.clone(), reading);
             }
         }
     }
-    // Those that nobody took would hold memory until the end.
+    // Workers that no burn took would hold memory until the end.
     standby.dismiss();
     if let Some(sensors) = &sensors {
         sensors.await_first_look(interrupt);
     }
-    for (uuid, worker) in &mut workers {
-        standby.state.change(uuid, |it| {
+    for (id, (_, worker)) in &mut workers {
+        standby.state.change(id, |it| {
             it.burns = true;
             it.times.go = Some(Instant::now());
         });
         worker.go();
     }
-    while !workers.values().all(BurnProcess::has_ended) {
+    while !workers.values().all(|(_, it)| it.has_ended()) {
         on_progress(&standby.state.progress(options.duration));
         std::thread::sleep(PROGRESS_PERIOD);
     }
-    for (uuid, worker) in workers {
+    for (id, (uuid, worker)) in workers {
         let run = match worker.join() {
             Reading::Value(run) => Reading::Value(BurnRun {
-                startup: standby.state.startup(&uuid, standby.began),
+                startup: standby.state.startup(&id, standby.began),
                 ..run
             }),
             other => other,
         };
-        facts.load.burn.insert(uuid, run);
+        facts.load.burn.insert(uuid.clone(), run);
     }
     if let Some(sensors) = sensors {
         facts.load.sensors = sensors.finish();
@@ -188,7 +190,7 @@ pub(crate) fn is_named(gpu: &GpuFacts, name: &str) -> bool {
         || is_address(&format!("0000:{name}"))
 }
 
-/// What the worker of this GPU is asked to do.
+/// The assignment of this GPU's worker.
 pub(super) fn task_for(
     options: &BurnOptions,
     (uuid, gpu): (&str, &GpuFacts),
@@ -210,17 +212,17 @@ pub(super) fn task_for(
 
 /// The worker that stands by for this GPU, or one that is started now.
 fn worker_of(
-    (uuid, gpu): (&str, &GpuFacts),
+    (id, uuid, gpu): (&WorkerId, &str, &GpuFacts),
     options: &BurnOptions,
     probe: &ProbeOptions,
     standby: &Standby,
     interrupt: &Interrupt,
 ) -> Result<BurnProcess, String> {
-    if let Some(worker) = standby.take_worker(uuid) {
+    if let Some(worker) = standby.take_worker(id) {
         return Ok(worker);
     }
     let task = task_for(options, (uuid, gpu), standby.seed, false)?;
-    BurnProcess::start(&task, probe, (uuid, gpu), interrupt, &standby.state)
+    BurnProcess::start(&task, probe, (id, gpu), interrupt, &standby.state)
 }
 
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::burn_state::State;
 use super::devices::own_node;
-use super::workload_process::{Follower, Start, WorkloadProcess};
+use super::workload_process::{Follower, Start, WorkloadProcess, workload_terms};
 use crate::interrupt::Interrupt;
 use crate::probe::ProbeOptions;
 use crate::worker::clock;
@@ -21,6 +21,11 @@ use crate::workload::gemm::worker::BurnTask;
 use validator_core::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
 use validator_core::worker_id::WorkerId;
 
+/// The one worker that burns the GPU with this UUID.
+pub(super) fn burn_id(uuid: &str) -> WorkerId {
+    WorkerId::new("gemm", &[uuid], 0)
+}
+
 /// A worker that prepares, stands by, or burns.
 pub(super) struct BurnProcess {
     process: WorkloadProcess<BurnRun>,
@@ -28,11 +33,12 @@ pub(super) struct BurnProcess {
 }
 
 impl BurnProcess {
-    /// Starts the worker. It prepares, announces that it stands by, and waits for its release.
+    /// Starts the worker `id` of this GPU. It prepares, announces that it stands by, and waits for
+    /// its release.
     pub(super) fn start(
         task: &BurnTask,
         probe: &ProbeOptions,
-        (uuid, gpu): (&str, &GpuFacts),
+        (id, gpu): (&WorkerId, &GpuFacts),
         interrupt: &Interrupt,
         state: &Arc<State>,
     ) -> Result<Self, String> {
@@ -43,14 +49,14 @@ impl BurnProcess {
         arguments.extend(own_node(gpu, probe));
         let (send_kernel, kernel) = sync_channel(1);
         let start = Start {
-            id: WorkerId::new("gemm", &[uuid], 0),
+            id: id.clone(),
             program: worker_program(probe.worker_program.as_ref()),
             arguments,
             environment: cuda_environment(&task.device),
-            deadlines: probe.deadlines,
+            terms: workload_terms(&probe.deadlines),
         };
         let follower = BurnFollower {
-            uuid: uuid.to_owned(),
+            id: id.clone(),
             gpu: gpu.clone(),
             state: Arc::clone(state),
             started: Instant::now(),
@@ -87,7 +93,7 @@ impl BurnProcess {
 }
 
 struct BurnFollower {
-    uuid: String,
+    id: WorkerId,
     gpu: GpuFacts,
     state: Arc<State>,
     started: Instant,
@@ -127,12 +133,12 @@ impl Follower for BurnFollower {
     fn started(&mut self, _pid: u32, at: Instant) {
         self.started = at;
         self.state
-            .change(&self.uuid, |it| it.times.spawned = Some(at));
+            .change(&self.id, |it| it.times.spawned = Some(at));
     }
 
     fn hear(&mut self, message: &Message) {
         match message {
-            Message::Step(step) => self.state.change(&self.uuid, |it| it.times.note_step(step)),
+            Message::Step(step) => self.state.change(&self.id, |it| it.times.note_step(step)),
             Message::Field { name, value } if name == "kernel" => {
                 if let Ok(run) = serde_json::from_value(value.clone()) {
                     self.send_kernel(run);
@@ -141,12 +147,12 @@ impl Follower for BurnFollower {
             Message::Field { name, value } if name == LOAD_BEGAN => {
                 if let Some(at_s) = value.as_f64() {
                     let at = Some(clock::instant_of(at_s));
-                    self.state.change(&self.uuid, |it| it.load_began = at);
+                    self.state.change(&self.id, |it| it.load_began = at);
                 }
             }
             Message::Field { name, value } if name == RUN => {
                 if let Ok(run) = serde_json::from_value(value.clone()) {
-                    self.state.change(&self.uuid, |it| it.note(&run));
+                    self.state.change(&self.id, |it| it.note(&run));
                 }
             }
             Message::Field { .. } | Message::Done {} => {}
@@ -156,7 +162,7 @@ impl Follower for BurnFollower {
     fn conclude(mut self, reported: Reported) -> BurnRun {
         let run = burn_run(reported);
         self.send_kernels_end(&run.end);
-        self.state.change(&self.uuid, |it| it.ended = true);
+        self.state.change(&self.id, |it| it.ended = true);
         BurnRun {
             end: busy_if_others_have_it(run.end, &self.gpu),
             ..run

@@ -7,29 +7,32 @@
 //! which stands for the GPU.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use super::SessionOptions;
-use super::devices::{device_to_use, own_node};
+use super::devices::device_to_use;
 use super::standby::Standby;
+use super::workload_process::{Follower, RunFollower, WorkloadProcess, start_of};
 use crate::interrupt::Interrupt;
+use crate::plan::MemoryShare;
 use crate::probe::ProbeOptions;
-use crate::threads::spawn_scoped;
-use crate::worker::device_isolation::cuda_environment;
-use crate::worker::listener::{
-    AfterDone, OnInterrupt, Orders, ReportEnd, Reported, Terms, TimeLimit, listen,
-};
-use crate::worker::process::{WorkerProcess, worker_program};
+use crate::worker::listener::{AfterDone, OnInterrupt, Reported, Terms, TimeLimit};
+use crate::worker::protocol::Message;
+use crate::workload::check::{CheckTask, DETAIL};
 use crate::workload::contention::busy_if_others_have_it;
-use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
+use crate::workload::{Assignment, OnForeignProcess, Task};
+use validator_core::facts::{
+    Facts, GpuFacts, KernelRun, Reading, RequestedWork, WorkerEnd, WorkloadRun,
+};
 use validator_core::queries::is_hidden;
+use validator_core::worker_id::WorkerId;
 
 /// GPUs at a time; more processes than this compete for the host's memory bandwidth and locks.
 const WORKERS_MAXIMUM: usize = 16;
 
-/// Runs the kernel on every GPU of `facts` that may be worked, and says for each that it could not
-/// why. What stands by for a burn runs it itself. Where somebody asked for a burn and no more, the
+/// Runs the kernel on every GPU of `facts` that may be worked, and notes the reason for each that
+/// could not run it. What stands by for a burn runs it itself. Where only a burn was requested, the
 /// GPUs that it leaves out are left alone: they have no entry.
 pub(crate) fn run_on_all_gpus(
     session: &SessionOptions,
@@ -60,28 +63,49 @@ pub(crate) fn run_on_all_gpus(
         return runs;
     }
     for some in gpus.chunks(WORKERS_MAXIMUM) {
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = some
-                .iter()
-                .map(|(gpu, uuid)| {
-                    let ready = || standby.and_then(|it| it.kernel(uuid));
-                    let run =
-                        move || ready().unwrap_or_else(|| run_on(options, interrupt, gpu, uuid));
-                    (*uuid, spawn_scoped(scope, run))
-                })
-                .collect();
-            for (uuid, worker) in workers {
-                let panicked = || Reading::NotRead("the thread of this GPU panicked".to_owned());
-                let run = worker.join().unwrap_or_else(|_| panicked());
-                runs.insert(uuid.clone(), run);
-            }
-        });
+        let workers: Vec<(&String, CheckWorker)> = some
+            .iter()
+            .map(|(gpu, uuid)| {
+                let ready = standby.and_then(|it| it.kernel(uuid));
+                let start = || CheckWorker::start(options, interrupt, gpu, uuid);
+                (*uuid, ready.map_or_else(start, CheckWorker::StandsBy))
+            })
+            .collect();
+        runs.extend(
+            workers
+                .into_iter()
+                .map(|(uuid, it)| (uuid.clone(), it.join())),
+        );
     }
     runs
 }
 
-/// Without a driver library that initialises, no GPU can be asked to work. A probe that hung or
-/// crashed is no such answer: each GPU is still tried on its own.
+/// What runs the kernel on one GPU.
+enum CheckWorker {
+    /// A worker that stands by for the burn.
+    StandsBy(Receiver<Reading<KernelRun>>),
+    Own(WorkloadProcess<Reading<KernelRun>>),
+    /// None, for this reason.
+    Missing(String),
+}
+
+impl CheckWorker {
+    fn start(options: &ProbeOptions, interrupt: &Interrupt, gpu: &GpuFacts, uuid: &str) -> Self {
+        start_on(options, interrupt, gpu, uuid).map_or_else(Self::Missing, Self::Own)
+    }
+
+    fn join(self) -> Reading<KernelRun> {
+        let run = match self {
+            Self::StandsBy(result) => result.recv().ok(),
+            Self::Own(process) => process.join(),
+            Self::Missing(reason) => Some(Reading::NotRead(reason)),
+        };
+        run.unwrap_or_else(|| Reading::NotRead("the thread of this GPU panicked".to_owned()))
+    }
+}
+
+/// Without a driver library that initialises, no GPU can work. A probe that hung or crashed is no
+/// such answer: each GPU is still tried on its own.
 pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     if let Reading::NotRead(reason) = &facts.cuda.library {
         return Some(format!("libcuda could not be loaded: {reason}"));
@@ -93,72 +117,85 @@ pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     ))
 }
 
-fn run_on(
+fn start_on(
     options: &ProbeOptions,
     interrupt: &Interrupt,
     gpu: &GpuFacts,
     uuid: &str,
-) -> Reading<KernelRun> {
+) -> Result<WorkloadProcess<Reading<KernelRun>>, String> {
     if let Some(lost) = &gpu.lost {
-        return Reading::NotRead(format!("the GPU is lost: {lost}"));
+        return Err(format!("the GPU is lost: {lost}"));
     }
-    let device = match device_to_use(gpu, uuid) {
-        Ok(device) => device,
-        Err(reason) => return Reading::NotRead(reason),
-    };
-    let started = Instant::now();
-    let program = worker_program(options.worker_program.as_ref());
-    let mut arguments = ["worker", "cuda-kernel", "--gpu", device]
-        .map(OsString::from)
-        .to_vec();
-    arguments.extend(own_node(gpu, options));
-    let environment = cuda_environment(device);
-    let worker = match WorkerProcess::start(&program, &arguments, &environment) {
-        Ok(worker) => worker,
-        Err(error) => {
-            return Reading::NotRead(format!("cannot start {}: {error}", program.display()));
-        }
+    let limit = options.deadlines.cuda_kernel;
+    let task = Task::Check(CheckTask {});
+    let assignment = Assignment {
+        id: WorkerId::new(task.name(), &[uuid], 0),
+        devices: vec![device_to_use(gpu, uuid)?.to_owned()],
+        memory: MemoryShare::Percent(100.0),
+        requested: RequestedWork {
+            seconds: limit.as_secs_f64(),
+            passes: Some(1),
+        },
+        on_foreign_process: OnForeignProcess::ReadOnRefusal,
+        stands_by: false,
+        task,
     };
     let terms = Terms {
-        time_limit: TimeLimit::Total(options.deadlines.cuda_kernel),
+        time_limit: TimeLimit::Total(limit),
         after_done: AfterDone::ExitWell,
         on_interrupt: OnInterrupt::Kill,
     };
-    let told = listen(worker, terms, &Orders::default(), interrupt, &mut |_| {});
-    kernel_run(told, gpu, started.elapsed())
+    let follower = CheckFollower {
+        run: RunFollower::of(&assignment),
+        gpu: gpu.clone(),
+        started: Instant::now(),
+    };
+    let start = start_of(&assignment, gpu, options, terms)?;
+    WorkloadProcess::start(start, follower, interrupt)
 }
 
-fn kernel_run(told: Reported, gpu: &GpuFacts, wall: Duration) -> Reading<KernelRun> {
-    let wall_ms = wall.as_secs_f64() * 1000.0;
-    let without_result = |end| {
-        Reading::Value(KernelRun {
-            wall_ms,
-            ..KernelRun::without_result(end)
-        })
-    };
-    let Reported {
-        mut fields, end, ..
-    } = told;
-    match end {
-        ReportEnd::Interrupted | ReportEnd::Dismissed => {
-            Reading::NotRead("the run was interrupted".to_owned())
-        }
-        ReportEnd::Ended(end) => without_result(end),
-        ReportEnd::Finished => {
-            let run = fields
-                .remove("run")
-                .and_then(|run| serde_json::from_value::<KernelRun>(run).ok());
-            let Some(run) = run else {
-                return Reading::NotRead("the worker ended without a result".to_owned());
-            };
-            let end = busy_if_others_have_it(run.end, gpu);
-            Reading::Value(KernelRun {
-                end,
-                wall_ms,
-                ..run
-            })
-        }
+struct CheckFollower {
+    run: RunFollower,
+    gpu: GpuFacts,
+    started: Instant,
+}
+
+impl Follower for CheckFollower {
+    type Run = Reading<KernelRun>;
+
+    fn started(&mut self, _pid: u32, at: Instant) {
+        self.started = at;
     }
+
+    fn hear(&mut self, _message: &Message) {}
+
+    fn conclude(self, reported: Reported) -> Reading<KernelRun> {
+        let wall_ms = self.started.elapsed().as_secs_f64() * 1000.0;
+        let kernel = kernel_run(self.run.conclude(reported));
+        kernel.map(|kernel| KernelRun {
+            end: busy_if_others_have_it(kernel.end, &self.gpu),
+            wall_ms,
+            ..kernel
+        })
+    }
+}
+
+/// The kernel's result in the report of its worker.
+fn kernel_run(mut run: WorkloadRun) -> Reading<KernelRun> {
+    let end = match run.end {
+        Reading::Value(end) => end,
+        Reading::NotRead(reason) => return Reading::NotRead(reason),
+        Reading::NotSupported => return Reading::NotSupported,
+    };
+    if end != WorkerEnd::Finished {
+        return Reading::Value(KernelRun::without_result(end));
+    }
+    let kernel = run.detail.remove(DETAIL);
+    let kernel = kernel.and_then(|it| serde_json::from_value(it).ok());
+    kernel.map_or_else(
+        || Reading::NotRead("the worker ended without a result".to_owned()),
+        Reading::Value,
+    )
 }
 
 #[cfg(test)]
@@ -193,5 +230,34 @@ mod tests {
                     .to_owned()
             )
         );
+    }
+
+    #[test]
+    fn a_result_counts_only_where_its_worker_finished() {
+        let result = KernelRun {
+            values_compared: 4096,
+            ..KernelRun::without_result(WorkerEnd::Finished)
+        };
+        let run = |end: Reading<WorkerEnd>| {
+            let id = WorkerId::new("check", &["GPU-a"], 0);
+            let mut run = WorkloadRun::empty(id, RequestedWork::default(), end);
+            let detail = serde_json::to_value(&result).expect("JSON");
+            run.detail.insert(DETAIL.to_owned(), detail);
+            run
+        };
+        let finished = || Reading::Value(WorkerEnd::Finished);
+        assert_eq!(kernel_run(run(finished())), Reading::Value(result.clone()));
+        let killed = WorkerEnd::Killed { signal: 11 };
+        let lost = KernelRun::without_result(killed.clone());
+        assert_eq!(
+            kernel_run(run(Reading::Value(killed))),
+            Reading::Value(lost)
+        );
+        let interrupted = "the run was interrupted".to_owned();
+        let not_read = kernel_run(run(Reading::NotRead(interrupted.clone())));
+        assert_eq!(not_read, Reading::NotRead(interrupted));
+        let mut without = run(finished());
+        without.detail.clear();
+        assert!(matches!(kernel_run(without), Reading::NotRead(_)));
     }
 }

@@ -1,16 +1,16 @@
-//! What is asked of the driver beside a burn: it takes the driver long, and no burn depends on it.
+//! Driver queries in parallel with a burn: it takes the driver long, and no burn depends on it.
 //!
-//! The driver does one thing after another, for whichever process. What gets ready to work the GPUs
-//! comes first, then what the libraries say of all of them (`cuInit` opens each GPU) and what the
-//! GPUs read from their flash memory (70 ms each, BENCHMARKS.md).
+//! The driver serializes calls across processes. What gets ready to work the GPUs comes first, then
+//! what the libraries say of all of them (`cuInit` opens each GPU) and what the GPUs read from
+//! their flash memory (70 ms each, BENCHMARKS.md).
 
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::interrupt::Interrupt;
 use crate::probe::ProbeOptions;
 use crate::probe::cuda::{self, CudaOutcome};
 use crate::probe::nvml::{self, NvmlOutcome, Part};
+use crate::threads::{Deferrable, spawn_or_defer};
 use crate::timed::timed;
 use validator_core::facts::Facts;
 
@@ -23,20 +23,20 @@ const LOOK: Duration = Duration::from_millis(2);
 /// The late probes at work.
 #[derive(Debug)]
 pub(crate) struct DeferredProbes {
-    thread: JoinHandle<Reported>,
+    thread: Deferrable<Reported>,
     /// Their own.
     interrupt: Interrupt,
 }
 
-/// What they were told, with the milliseconds that each took.
+/// Their results, with the milliseconds that each took.
 struct Reported {
     cuda: (CudaOutcome, f64),
     inforom: Option<(NvmlOutcome, f64)>,
 }
 
 impl DeferredProbes {
-    /// Starts them when `wait` returns, and says in the facts that what they bring is not known
-    /// yet.
+    /// Starts them when `wait` returns, or in [`Self::add_to`] where the host refuses a thread, and
+    /// says in the facts that what they bring is not known yet.
     pub(crate) fn start(
         options: &ProbeOptions,
         facts: &mut Facts,
@@ -45,9 +45,9 @@ impl DeferredProbes {
         facts.cuda = cuda::nothing_read("CUDA was still being asked").cuda;
         let (options, interrupt) = (options.clone(), Interrupt::default());
         let heard = interrupt.clone();
-        // An NVML that does not start has said why, and would take as long again.
+        // An NVML that does not start has reported the reason, and would take as long again.
         let nvml_works = facts.nvml.initialized.value() == Some(&true);
-        let thread = std::thread::spawn(move || {
+        let thread = spawn_or_defer(move || {
             wait();
             let inforom = || nvml::probe(&options, &heard, Part::Inforom, &|_| {});
             Reported {
@@ -58,7 +58,7 @@ impl DeferredProbes {
         Self { thread, interrupt }
     }
 
-    /// Waits for their end, and puts what they were told into the facts.
+    /// Waits for their end, and puts their results into the facts.
     pub(crate) fn add_to(self, facts: &mut Facts, interrupt: &Interrupt) {
         let mut deadline = None;
         while !self.thread.is_finished() {
@@ -68,6 +68,9 @@ impl DeferredProbes {
                 self.interrupt.request(signal);
             }
             std::thread::sleep(LOOK);
+        }
+        if let Some(signal) = interrupt.signal() {
+            self.interrupt.request(signal);
         }
         let Ok(Reported {
             cuda: (cuda, milliseconds),

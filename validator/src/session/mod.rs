@@ -54,7 +54,7 @@ impl From<ProbeOptions> for SessionOptions {
     }
 }
 
-/// What is told while the machine is looked at.
+/// Progress while the machine is read.
 #[derive(Debug)]
 pub(crate) enum Progress<'p> {
     /// A stage ended, with the facts so far.
@@ -80,7 +80,7 @@ pub(crate) fn collect(
         validator_version: env!("CARGO_PKG_VERSION").to_owned(),
         collected_at: rfc3339_utc(SystemTime::now()),
         level: options.level,
-        // Until somebody has looked: not read, and not absent.
+        // Until it is read: not read, and not absent.
         kubernetes: (options.level >= Level::Standard).then(KubernetesFacts::default),
         ..Facts::default()
     };
@@ -95,8 +95,7 @@ pub(crate) fn collect(
             standby.prepare(gpu, options, interrupt);
         }
     };
-    // The driver is slow to answer and the host's files are not, so that they are asked at the same
-    // time.
+    // The driver is slow to answer and the host's files are not, so that they are read in parallel.
     std::thread::scope(|scope| {
         let nvml = spawn_scoped(scope, || {
             let told = timed(|| probe::nvml::probe(options, interrupt, part, &on_gpu));
@@ -159,7 +158,7 @@ pub(crate) fn collect(
         if facts.interrupted.is_some() {
             standby.dismiss();
         }
-        // Where the caller burns, the late probes are waited for behind that.
+        // Where the caller burns, the deferred probes are awaited after the burn.
         if session.standby.is_none() || facts.interrupted.is_some() {
             standby.add_late(&mut facts, interrupt);
         }

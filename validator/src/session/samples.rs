@@ -204,7 +204,7 @@ mod tests {
         let load_began = began + Duration::from_secs(2);
         let (thin, reasons) = samples.since(load_began, 5.0);
         assert_eq!(reasons, BTreeMap::from([(0x4, 51)]));
-        // Those of the second before it, and those behind it, are shown.
+        // Those of the second before it, and those after it, are shown.
         assert_eq!(thin.len(), 90);
     }
 }

@@ -13,15 +13,14 @@ use crate::interrupt::Interrupt;
 use crate::probe::ProbeOptions;
 use crate::probe::SensorMessage;
 use crate::worker::clock;
+use crate::worker::listener::{ConversationEnd, Heard, Order, follow};
 use crate::worker::own_processes;
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+use crate::worker::process::{ProcessEnd, WorkerProcess, worker_program};
 use validator_core::facts::{GpuProcess, PcieUnderLoad, Reading, SensorLog};
 
 /// How long a burn waits for the counters before its load. NVML starts in 0.1 s a GPU
 /// (BENCHMARKS.md); a burn whose counters were not read is judged without them.
 const TIME_FOR_FIRST_LOOK: Duration = Duration::from_secs(3);
-/// How often it is looked whether the load is over, which is waited for at the end of every burn.
-const LOOK: Duration = Duration::from_millis(10);
 /// How long the sensors' process may take for its last look, and to say so.
 const TIME_FOR_LAST_LOOK: Duration = Duration::from_secs(2);
 /// Xids of a GPU that the facts keep as events: more say nothing more.
@@ -51,7 +50,7 @@ pub(super) struct Sensors {
     done: Arc<AtomicBool>,
     /// Of how many GPUs the counters before the load were read; all when nothing more is to come.
     first_looks: Arc<AtomicUsize>,
-    thread: JoinHandle<BTreeMap<String, SensorLog>>,
+    thread: std::io::Result<JoinHandle<BTreeMap<String, SensorLog>>>,
 }
 
 impl Sensors {
@@ -61,12 +60,15 @@ impl Sensors {
         let thread = {
             let (probe, uuids, state) = (probe.clone(), uuids.clone(), Arc::clone(state));
             let (done, first_looks) = (Arc::clone(&done), Arc::clone(&first_looks));
-            std::thread::spawn(move || {
+            crate::threads::spawn("for the sensors", move || {
                 let logs = watch_sensors(&probe, &uuids, &state, &done, &first_looks);
                 first_looks.store(usize::MAX, Ordering::Release);
                 logs
             })
         };
+        if thread.is_err() {
+            first_looks.store(usize::MAX, Ordering::Release);
+        }
         Self {
             uuids,
             done,
@@ -93,7 +95,17 @@ impl Sensors {
     /// Has the counters read again, and returns what was seen of each GPU.
     pub(super) fn finish(self) -> BTreeMap<String, SensorLog> {
         self.done.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_default()
+        match self.thread {
+            Ok(thread) => thread.join().unwrap_or_default(),
+            Err(error) => {
+                let log = SensorLog {
+                    trouble: Some(error.to_string()),
+                    ..SensorLog::default()
+                };
+                let logs = self.uuids.into_iter().map(|uuid| (uuid, log.clone()));
+                logs.collect()
+            }
+        }
     }
 }
 
@@ -170,47 +182,42 @@ fn listen_to_sensors(
         Ok(worker) => worker,
         Err(error) => return Some(format!("cannot start {}: {error}", program.display())),
     };
-    let deaf = Interrupt::default();
-    let silence = probe.deadlines.nvml_initialization;
-    let mut deadline = worker.now() + silence;
-    let mut stopping = false;
+    let order = || {
+        if done.load(Ordering::Relaxed) {
+            Order::Stop(TIME_FOR_LAST_LOOK)
+        } else {
+            Order::Continue
+        }
+    };
     let mut trouble = None;
-    loop {
-        if done.load(Ordering::Relaxed) && !stopping {
-            stopping = true;
-            worker.terminate();
-            deadline = worker.now() + TIME_FOR_LAST_LOOK;
+    let mut hear = |message| {
+        if matches!(message, SensorMessage::Before { .. }) {
+            first_looks.fetch_add(1, Ordering::Release);
         }
-        let next_look = worker.now() + LOOK;
-        match worker.next_event(deadline.min(next_look), &deaf) {
-            WorkerEvent::Line(line) => {
-                if let Ok(message) = serde_json::from_str(&line) {
-                    if matches!(message, SensorMessage::Before { .. }) {
-                        first_looks.fetch_add(1, Ordering::Release);
-                    }
-                    take(message, state, watched, &mut trouble);
-                    if !stopping {
-                        deadline = worker.now() + silence;
-                    }
-                }
-            }
-            WorkerEvent::TimedOut if worker.now() < deadline => {}
-            WorkerEvent::TimedOut | WorkerEvent::Interrupted => {
-                worker.kill();
-                return trouble.or(Some("NVML does not answer any more".to_owned()));
-            }
-            WorkerEvent::Closed => {
-                let end = worker.finish(TIME_FOR_LAST_LOOK);
-                let how = match end {
-                    ProcessEnd::Exited(0) => return trouble,
-                    ProcessEnd::Exited(status) => format!("exited with status {status}"),
-                    ProcessEnd::Killed(signal) => format!("was ended by signal {signal}"),
-                    ProcessEnd::Stuck => "cannot be killed: uninterruptible sleep".to_owned(),
-                };
-                return trouble.or(Some(format!("the process that reads NVML {how}")));
-            }
+        take(message, state, watched, &mut trouble);
+        Heard::Part
+    };
+    let silence = probe.deadlines.nvml_initialization;
+    // A run that is stopped stops the burn, which ends the sensors.
+    let deaf = Interrupt::default();
+    let end = follow(&mut worker, silence, &deaf, &order, &mut hear);
+    let how = match end {
+        ConversationEnd::Closed(ProcessEnd::Exited(0)) => return trouble,
+        ConversationEnd::Closed(ProcessEnd::Exited(status)) => {
+            format!("the process that reads NVML exited with status {status}")
         }
-    }
+        ConversationEnd::Closed(ProcessEnd::Killed(signal)) => {
+            format!("the process that reads NVML was ended by signal {signal}")
+        }
+        ConversationEnd::Closed(ProcessEnd::Stuck) => {
+            "the process that reads NVML cannot be killed: uninterruptible sleep".to_owned()
+        }
+        ConversationEnd::TimedOut { .. }
+        | ConversationEnd::Complete
+        | ConversationEnd::Dismissed
+        | ConversationEnd::Interrupted => "NVML does not answer any more".to_owned(),
+    };
+    trouble.or(Some(how))
 }
 
 fn take(
@@ -227,14 +234,14 @@ fn take(
         } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 it.log.power_limit_mw = power_limit_mw;
-                state.change(&uuid, |it| it.power_limit_mw = power_limit_mw);
+                state.change_sensors(&uuid, |it| it.power_limit_mw = power_limit_mw);
                 it.log.before = *counters;
             }
         }
         SensorMessage::Sample { uuid, at_s, sample } => {
             if let Some(it) = watched.get_mut(&uuid) {
                 it.samples.push(clock::instant_of(at_s), sample);
-                state.change(&uuid, |it| it.sensors = Some(sample));
+                state.change_sensors(&uuid, |it| it.sample = Some(sample));
             }
         }
         SensorMessage::Xids { uuid, xids } => {

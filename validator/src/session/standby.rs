@@ -1,17 +1,18 @@
 //! Workers that get ready to burn while the rest of the machine is still looked at.
 //!
-//! A GPU's worker starts as soon as NVML has told of that GPU what work would change (its
-//! processes, memory, clocks): no sooner, so that nothing that is read of it is the validator's own
-//! doing. It starts CUDA, makes its context, runs the check kernel, loads the burn's kernels, takes
-//! the memory, and stands by; the burn gives the word when everything else is known. One context
-//! serves both: the driver makes those of all GPUs one after another.
+//! A GPU's worker starts as soon as NVML has returned the readings of that GPU that work would
+//! change (its processes, memory, clocks): no sooner, so that nothing that is read of it is the
+//! validator's own doing. It starts CUDA, makes its context, runs the check kernel, loads the
+//! burn's kernels, takes the memory, and stands by; the burn gives the word when everything else is
+//! known. One context serves both: the driver makes those of all GPUs one after another.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::burn::{is_in_use, is_named, task_for};
-use super::burn_process::BurnProcess;
+use super::burn_process::{BurnProcess, burn_id};
 use super::burn_state::State;
 use super::check_kernel::cuda_does_not_work;
 use super::deferred_probes::DeferredProbes;
@@ -21,6 +22,7 @@ use crate::plan::BurnOptions;
 use crate::probe::ProbeOptions;
 use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
 use validator_core::queries::cuda_visible_devices_is_set;
+use validator_core::worker_id::WorkerId;
 
 /// GPUs at a time; the others get ready when the burn begins.
 const WORKERS_MAXIMUM: usize = 16;
@@ -36,7 +38,7 @@ pub(crate) struct Standby {
     pub(super) began: Instant,
     pub(super) seed: u64,
     pub(super) state: Arc<State>,
-    workers: Mutex<BTreeMap<String, BurnProcess>>,
+    workers: Mutex<BTreeMap<WorkerId, BurnProcess>>,
     sensors: Mutex<Option<Sensors>>,
     /// What the burn does not wait for.
     late: Mutex<Option<DeferredProbes>>,
@@ -82,13 +84,14 @@ impl Standby {
     pub(crate) fn prepare(&self, gpu: &GpuFacts, probe: &ProbeOptions, interrupt: &Interrupt) {
         let Some(uuid) = gpu.uuid.value() else { return };
         let is_taken = gpu.lost.is_some() || is_in_use(gpu, &self.options);
+        let id = burn_id(uuid);
         let mut workers = self.lock_workers();
         let may_be_hidden = || match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(list) => !is_certainly_left(uuid, &list, |it| workers.contains_key(it)),
+            Ok(list) => !is_certainly_left(uuid, &list, |it| workers.contains_key(&burn_id(it))),
             Err(std::env::VarError::NotPresent) => false,
             Err(std::env::VarError::NotUnicode(_)) => true,
         };
-        let full = workers.len() >= WORKERS_MAXIMUM || workers.contains_key(uuid);
+        let full = workers.len() >= WORKERS_MAXIMUM || workers.contains_key(&id);
         let stopped = interrupt.signal().is_some();
         if !self.is_for((gpu, None), may_be_hidden) || is_taken || full || stopped {
             return;
@@ -96,25 +99,25 @@ impl Standby {
         let Ok(task) = task_for(&self.options, (uuid, gpu), self.seed, true) else {
             return;
         };
-        // Where it does not start, the burn tries again and says why.
-        if let Ok(worker) = BurnProcess::start(&task, probe, (uuid, gpu), interrupt, &self.state) {
-            workers.insert(uuid.clone(), worker);
+        // Where it does not start, the burn tries again and reports the reason.
+        if let Ok(worker) = BurnProcess::start(&task, probe, (&id, gpu), interrupt, &self.state) {
+            workers.insert(id, worker);
         }
     }
 
     /// Has the sensors of these GPUs read from now on.
     pub(crate) fn watch_sensors(&self, probe: &ProbeOptions) {
         let workers = self.lock_workers();
-        let uuids: Vec<String> = workers.keys().cloned().collect();
+        let uuids: Vec<String> = workers.keys().flat_map(|it| it.gpus.clone()).collect();
         if !uuids.is_empty() {
             let sensors = Sensors::start(probe, uuids, &self.state);
             *self.sensors.lock().unwrap_or_else(PoisonError::into_inner) = Some(sensors);
         }
     }
 
-    /// Starts the late probes. Where workers have shown by then that CUDA works, they are kept for
-    /// the time behind the burn, and else waited for. With `CUDA_VISIBLE_DEVICES` only CUDA says
-    /// which GPUs may be burned.
+    /// Starts the late probes. Where workers have shown by then that CUDA works, they are deferred
+    /// until after the burn, and else awaited. With `CUDA_VISIBLE_DEVICES` only CUDA knows which
+    /// GPUs may be burned.
     pub(crate) fn start_late(
         &self,
         probe: &ProbeOptions,
@@ -158,22 +161,22 @@ impl Standby {
         }
     }
 
-    /// Why no GPU can be worked, if CUDA said so.
+    /// Why no GPU can be worked, if CUDA reported it.
     pub(super) fn no_cuda(&self, facts: &Facts) -> Option<String> {
         let has_said = self.lock_late().is_none();
         has_said.then(|| cuda_does_not_work(facts))?
     }
 
-    /// Whether this holds for every worker, by whether it has said that it stands by, and whether
-    /// it has ended.
+    /// Whether this holds for every worker, by whether it has reported standby, and whether it has
+    /// ended.
     fn each_worker(&self, holds: impl Fn(bool, bool) -> bool) -> bool {
         let workers = self.lock_workers();
         workers
             .iter()
-            .all(|(uuid, worker)| holds(self.state.is_ready(uuid), worker.has_ended()))
+            .all(|(id, worker)| holds(self.state.is_ready(id), worker.has_ended()))
     }
 
-    fn lock_workers(&self) -> MutexGuard<'_, BTreeMap<String, BurnProcess>> {
+    fn lock_workers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, BurnProcess>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,23 +184,16 @@ impl Standby {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The check kernel's result on this GPU, if a worker that stands by has run it or will.
-    pub(super) fn kernel(&self, uuid: &str) -> Option<Reading<KernelRun>> {
-        let receiver = {
-            let mut workers = self.lock_workers();
-            workers.get_mut(uuid)?.kernel()?
-        };
-        Some(
-            receiver
-                .recv()
-                .unwrap_or_else(|_| Reading::NotRead("the thread of this GPU panicked".to_owned())),
-        )
+    /// The channel of the check kernel's result on this GPU, if a worker that stands by has run it
+    /// or will.
+    pub(super) fn kernel(&self, uuid: &str) -> Option<Receiver<Reading<KernelRun>>> {
+        self.lock_workers().get_mut(&burn_id(uuid))?.kernel()
     }
 
-    /// The worker of this GPU, which is the caller's from now on.
-    pub(super) fn take_worker(&self, uuid: &str) -> Option<BurnProcess> {
+    /// This worker, which is the caller's from now on.
+    pub(super) fn take_worker(&self, id: &WorkerId) -> Option<BurnProcess> {
         let mut workers = self.lock_workers();
-        workers.remove(uuid)
+        workers.remove(id)
     }
 
     /// What reads the sensors of all these GPUs, if it does.
@@ -226,9 +222,9 @@ impl Standby {
     }
 }
 
-/// Whether a `CUDA_VISIBLE_DEVICES` leaves this GPU, before CUDA has said so: it names it by its
-/// whole UUID, behind nothing but UUIDs of this machine. What names nothing would end the list, and
-/// the order of numbers is CUDA's own.
+/// Whether a `CUDA_VISIBLE_DEVICES` leaves this GPU, before CUDA has reported it: it names it by
+/// its whole UUID, after nothing but UUIDs of this machine. What names nothing would end the list,
+/// and the order of numbers is CUDA's own.
 fn is_certainly_left(uuid: &str, list: &str, is_known: impl Fn(&str) -> bool) -> bool {
     let mut before = list.split(',').take_while(|it| *it != uuid);
     list.split(',').any(|it| it == uuid) && before.all(is_known)

@@ -1,21 +1,15 @@
 //! Runs workloads in worker processes and collects their runs.
 
-use std::ffi::OsString;
-
 use super::burn::{is_worked, why_not_worked};
-use super::devices::{device_to_use, own_node};
+use super::devices::device_to_use;
 use super::standby::Standby;
-use super::workload_process::{Follower, Start, WorkloadProcess};
+use super::workload_process::{RunFollower, start_worker};
 use crate::interrupt::Interrupt;
 use crate::plan::BurnOptions;
 use crate::probe::ProbeOptions;
-use crate::worker::device_isolation::cuda_environment;
-use crate::worker::listener::{ReportEnd, Reported};
-use crate::worker::process::worker_program;
-use crate::worker::protocol::{Message, RUN};
 use crate::workload::memory::MemoryTask;
 use crate::workload::{Assignment, OnForeignProcess, Task};
-use validator_core::facts::{Facts, GpuFacts, Reading, RequestedWork, WorkerEnd, WorkloadRun};
+use validator_core::facts::{Facts, Reading, RequestedWork, WorkloadRun};
 use validator_core::worker_id::WorkerId;
 
 /// Time limit of the memory test. Its one pass writes and reads the memory twice, 0.14 s for 128
@@ -83,76 +77,5 @@ pub(super) fn test_memory(
             Err(refusal) => WorkloadRun::empty(id, requested, refusal),
         };
         facts.load.runs.push(run);
-    }
-}
-
-/// Starts the worker of an assignment with one GPU.
-pub(super) fn start_worker<F: Follower<Run = WorkloadRun>>(
-    assignment: &Assignment,
-    gpu: &GpuFacts,
-    probe: &ProbeOptions,
-    follower: F,
-    interrupt: &Interrupt,
-) -> Result<WorkloadProcess<WorkloadRun>, String> {
-    let text = serde_json::to_string(assignment).map_err(|error| error.to_string())?;
-    let mut arguments = ["worker", "workload", "--assignment", &text]
-        .map(OsString::from)
-        .to_vec();
-    arguments.extend(own_node(gpu, probe));
-    let start = Start {
-        id: assignment.id.clone(),
-        program: worker_program(probe.worker_program.as_ref()),
-        arguments,
-        environment: cuda_environment(&assignment.devices.join(",")),
-        deadlines: probe.deadlines,
-    };
-    WorkloadProcess::start(start, follower, interrupt)
-}
-
-/// Keeps the last report of a worker.
-pub(super) struct RunFollower {
-    id: WorkerId,
-    requested: RequestedWork,
-}
-
-impl RunFollower {
-    pub(super) fn of(assignment: &Assignment) -> Self {
-        Self {
-            id: assignment.id.clone(),
-            requested: assignment.requested,
-        }
-    }
-}
-
-impl Follower for RunFollower {
-    type Run = WorkloadRun;
-
-    fn hear(&mut self, _message: &Message) {}
-
-    /// The last report of the worker, with the end of its process where that was no good one.
-    fn conclude(self, mut reported: Reported) -> WorkloadRun {
-        let last = reported.fields.remove(RUN);
-        let last = last.and_then(|it| serde_json::from_value::<WorkloadRun>(it).ok());
-        let is_done = reported.is_done;
-        let end = match reported.end {
-            ReportEnd::Ended(end) => Some(Reading::Value(end)),
-            ReportEnd::Finished => None,
-            ReportEnd::Interrupted | ReportEnd::Dismissed => {
-                Some(Reading::NotRead("the run was interrupted".to_owned()))
-            }
-        };
-        let has_own_end = |run: &WorkloadRun| {
-            let end = run.end.value();
-            is_done && end.is_some_and(|it| *it != WorkerEnd::Finished)
-        };
-        match (last, end) {
-            (Some(run), Some(_)) if has_own_end(&run) => run,
-            (Some(run), Some(end)) => WorkloadRun { end, ..run },
-            (Some(run), None) => run,
-            (None, end) => {
-                let nothing = || Reading::NotRead("the worker ended without a result".to_owned());
-                WorkloadRun::empty(self.id, self.requested, end.unwrap_or_else(nothing))
-            }
-        }
     }
 }

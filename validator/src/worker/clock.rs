@@ -1,5 +1,5 @@
-//! The clock that a worker and its parent share, so that what the worker says of a time is right
-//! however late it is heard: the parent may be starved, or stopped by job control.
+//! The clock that a worker and its parent share, so that a worker's times are right however late
+//! they are read: the parent may be starved, or stopped by job control.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,11 @@
 //! Keeps a worker to the device node of its own GPU.
 //!
-//! Whatever `CUDA_VISIBLE_DEVICES` says, `cuInit` opens the node of every GPU several times and
-//! asks each, behind locks that all processes share: one process for each of eight GPUs makes 64
+//! With any value of `CUDA_VISIBLE_DEVICES`, `cuInit` opens the node of every GPU several times and
+//! queries each, under locks that all processes share: one process for each of eight GPUs makes 64
 //! such visits. Where a node cannot be opened the driver leaves that GPU out, as it does in a
-//! container that was given one GPU. So the kernel is asked (Landlock) to let the worker open no
-//! GPU's node but its own: GPUs start sooner (BENCHMARKS.md), and none is asked by a neighbour's
-//! worker, whatever that would do to either.
+//! container that was given one GPU. So Landlock restricts the worker to the node of its own GPU:
+//! GPUs start sooner (BENCHMARKS.md), and none is queried by a neighbour's worker, with any effect
+//! on either.
 //!
 //! This is help and not a need. Where the kernel does not know Landlock, or is too slow to say, the
 //! worker goes on as any program would; where CUDA does not start that way, the worker begins anew
@@ -31,11 +31,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What a program's first thread has on Linux.
 const STACK_BYTES: usize = 8 << 20;
 
-/// What changes how CUDA programs compute, or how fast, for whoever has it in the environment. It
-/// says nothing of the GPU, and on an H100 two of these made one fail that was right: with
-/// `NVIDIA_TF32_OVERRIDE` cuBLASLt's FP32 products are those of TF32, or the other way round
-/// (BENCHMARKS.md). What jobs will find set is a fact of the host, and the check
-/// `injected_environment` judges what is wrong there.
+/// Environment variables that change how CUDA programs compute, or how fast. They are no evidence
+/// about the GPU, and on an H100 two of these made a healthy one fail: with `NVIDIA_TF32_OVERRIDE`
+/// cuBLASLt's FP32 products are those of TF32, or the other way round (BENCHMARKS.md). What jobs
+/// will find set is a fact of the host, and the check `injected_environment` judges what is wrong
+/// there.
 // Source: CUDA C++ programming guide, environment variables; cuBLAS documentation, floating point
 // emulation and environment variables; DCGM's list (see that check).
 pub(crate) const NOT_INHERITED: [&str; 22] = [
@@ -87,7 +87,7 @@ pub(crate) enum Attempt {
 }
 
 /// Does `work` on a thread that can open the GPU nodes in `nodes` and no other ones of their
-/// folders, and tells it whether that is so.
+/// folders, and passes it whether that is so.
 pub(crate) fn keep_to<W>(nodes: &[PathBuf], work: W) -> Attempt
 where
     W: FnOnce(bool) -> Attempt + Send + 'static,
@@ -103,7 +103,7 @@ where
     R: FnOnce() -> Option<RulesetCreated> + Send + 'static,
     W: FnOnce(bool) -> Attempt + Send + 'static,
 {
-    // Whoever takes it does it.
+    // Its taker does it.
     let work = Arc::new(Mutex::new(Some(work)));
     let take = |work: &Mutex<Option<W>>| {
         let mut work = work.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,13 +135,13 @@ where
 
 /// Whether the calling thread is kept to the rules from now on.
 fn restrict(rules: RulesetCreated) -> Result<bool, RulesetError> {
-    // A kernel that keeps an audit log would otherwise tell of each node that the driver tries.
+    // A kernel that keeps an audit log would otherwise log each node that the driver tries.
     let status = rules.log_same_exec(false)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Everything may be read but the other GPUs' nodes. `None` where there are none, or where that
-/// cannot be said.
+/// Everything may be read but the other GPUs' nodes. `None` where there are none, or where that is
+/// unknown.
 ///
 /// A device is opened for reading and writing, so that no right but the one to read has to be kept
 /// back.
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether each of the files can be opened, as `keep_to` has it and as its work was told.
+    /// Whether each of the files can be opened, as `keep_to` has it and as its work got it.
     fn opened(nodes: &[PathBuf], files: Vec<PathBuf>) -> (bool, Vec<Result<(), ErrorKind>>) {
         let (tell, told) = channel();
         keep_to(nodes, move |is_alone| {
@@ -275,7 +275,7 @@ mod tests {
         let (is_alone, allowed) = opened(std::slice::from_ref(&own), allowed.to_vec());
         assert!(allowed.iter().all(Result::is_ok), "{allowed:?}");
         let (_, kept_back) = opened(std::slice::from_ref(&own), kept_back.to_vec());
-        // What the work is told must be true on a kernel without Landlock, too.
+        // The value that the work gets must be true on a kernel without Landlock, too.
         let expected = if is_alone {
             Err(ErrorKind::PermissionDenied)
         } else {
@@ -288,7 +288,7 @@ mod tests {
         });
         let knows_landlock = knows_landlock.join().expect("no panic");
         assert_eq!(is_alone, knows_landlock.expect("an answer"));
-        // The thread that asked for it is free, and so are its later threads.
+        // The calling thread is unrestricted, and so are its later threads.
         let kept_back = in_folder("nvidia0");
         let free = std::thread::spawn(move || std::fs::File::open(kept_back).is_ok());
         assert!(free.join().expect("no panic"));

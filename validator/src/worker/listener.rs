@@ -1,9 +1,11 @@
-//! Listens to a worker until its end: the only place that reads the messages of [`super::protocol`]
-//! from a process.
+//! Listens to a child process until its end. [`converse`] is the only loop that reads a process:
+//! [`listen`] reads the messages of [`super::protocol`] with it, [`follow`] a stream of other
+//! messages, [`read_output`] what a program prints.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::process::{ProcessEnd, WorkerEvent, WorkerProcess};
@@ -16,7 +18,182 @@ const TIME_TO_STOP: Duration = Duration::from_millis(800);
 /// Time from the end of a worker's output to the end of its process.
 const TIME_TO_END: Duration = Duration::from_secs(2);
 /// Poll interval for orders.
-const ORDER_POLL: Duration = Duration::from_millis(50);
+const ORDER_POLL: Duration = Duration::from_millis(10);
+
+/// One side of [`converse`]: what a process is ordered, how long it may be silent, and the use of
+/// its lines.
+pub(crate) trait Conversation {
+    fn order(&mut self) -> Order {
+        Order::Continue
+    }
+
+    /// The time by which the process must have written its next line.
+    fn deadline(&mut self, now: Instant) -> Instant;
+
+    fn hear(&mut self, line: &str, now: Instant) -> Heard;
+}
+
+/// An order to the process of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Continue,
+    /// SIGTERM, and this time to report and to end.
+    Stop(Duration),
+    Kill,
+}
+
+/// Whether a line was the last of interest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Part,
+    Everything,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ConversationEnd {
+    /// Everything of interest was heard. The process may still run.
+    Complete,
+    /// Killed by order.
+    Dismissed,
+    /// Killed, since the run is stopped.
+    Interrupted,
+    /// Killed after its deadline.
+    TimedOut {
+        /// The process cannot be killed.
+        is_stuck: bool,
+        /// It had the order to stop.
+        was_stopping: bool,
+    },
+    /// It closed its output, and ended so.
+    Closed(ProcessEnd),
+}
+
+/// Reads the lines of a process until its end, an order or its deadline. Time in which this process
+/// is suspended does not count.
+pub(crate) fn converse(
+    worker: &mut WorkerProcess,
+    on_interrupt: OnInterrupt,
+    interrupt: &Interrupt,
+    conversation: &mut dyn Conversation,
+) -> ConversationEnd {
+    let never = Interrupt::default();
+    let mut end_of_stop = None;
+    loop {
+        let now = worker.now();
+        match conversation.order() {
+            Order::Kill => {
+                worker.kill();
+                return ConversationEnd::Dismissed;
+            }
+            Order::Stop(time_to_stop) if end_of_stop.is_none() => {
+                worker.terminate();
+                end_of_stop = Some(now + time_to_stop);
+            }
+            Order::Stop(_) | Order::Continue => {}
+        }
+        let deadline = end_of_stop.unwrap_or_else(|| conversation.deadline(now));
+        let heeded = if end_of_stop.is_some() {
+            &never
+        } else {
+            interrupt
+        };
+        match worker.next_event(deadline.min(now + ORDER_POLL), heeded) {
+            WorkerEvent::Line(line) => {
+                if conversation.hear(&line, worker.now()) == Heard::Everything {
+                    return ConversationEnd::Complete;
+                }
+            }
+            WorkerEvent::Interrupted if on_interrupt == OnInterrupt::Kill => {
+                worker.kill();
+                return ConversationEnd::Interrupted;
+            }
+            WorkerEvent::Interrupted => {
+                worker.terminate();
+                end_of_stop = Some(worker.now() + TIME_TO_STOP);
+            }
+            WorkerEvent::TimedOut if worker.now() < deadline => {}
+            WorkerEvent::TimedOut => {
+                return ConversationEnd::TimedOut {
+                    is_stuck: worker.kill() == ProcessEnd::Stuck,
+                    was_stopping: end_of_stop.is_some(),
+                };
+            }
+            WorkerEvent::Closed => return ConversationEnd::Closed(worker.finish(TIME_TO_END)),
+        }
+    }
+}
+
+/// Reads messages of type `M` from a process that reports until it is stopped and is never silent
+/// for longer than `silence`. Lines that are no such message are left out: a library may print.
+pub(crate) fn follow<M: DeserializeOwned>(
+    worker: &mut WorkerProcess,
+    silence: Duration,
+    interrupt: &Interrupt,
+    order: &dyn Fn() -> Order,
+    take: &mut dyn FnMut(M) -> Heard,
+) -> ConversationEnd {
+    let deadline = worker.now() + silence;
+    let mut stream = Stream {
+        silence,
+        deadline,
+        order,
+        take,
+    };
+    converse(worker, OnInterrupt::Kill, interrupt, &mut stream)
+}
+
+struct Stream<'s, M> {
+    silence: Duration,
+    deadline: Instant,
+    order: &'s dyn Fn() -> Order,
+    take: &'s mut dyn FnMut(M) -> Heard,
+}
+
+impl<M: DeserializeOwned> Conversation for Stream<'_, M> {
+    fn order(&mut self) -> Order {
+        (self.order)()
+    }
+
+    fn deadline(&mut self, _now: Instant) -> Instant {
+        self.deadline
+    }
+
+    fn hear(&mut self, line: &str, now: Instant) -> Heard {
+        let Ok(message) = serde_json::from_str(line) else {
+            return Heard::Part;
+        };
+        self.deadline = now + self.silence;
+        (self.take)(message)
+    }
+}
+
+/// Reads what a program prints, line by line, until its end.
+pub(crate) fn read_output(
+    process: &mut WorkerProcess,
+    limit: Duration,
+    interrupt: &Interrupt,
+    on_line: &mut dyn FnMut(&str),
+) -> ConversationEnd {
+    let deadline = process.now() + limit;
+    let mut text = Text { deadline, on_line };
+    converse(process, OnInterrupt::Kill, interrupt, &mut text)
+}
+
+struct Text<'t> {
+    deadline: Instant,
+    on_line: &'t mut dyn FnMut(&str),
+}
+
+impl Conversation for Text<'_> {
+    fn deadline(&mut self, _now: Instant) -> Instant {
+        self.deadline
+    }
+
+    fn hear(&mut self, line: &str, _now: Instant) -> Heard {
+        (self.on_line)(line);
+        Heard::Part
+    }
+}
 
 /// What a worker reported, and how it ended.
 #[derive(Debug)]
@@ -43,7 +220,7 @@ pub(crate) enum ReportEnd {
 }
 
 impl Reported {
-    /// Why what was not told is missing, as a lowercase fragment.
+    /// The reason for missing reports, as a lowercase fragment.
     pub(crate) fn reason(&self) -> String {
         let step = &self.step;
         match &self.end {
@@ -146,76 +323,41 @@ pub(crate) fn listen(
     interrupt: &Interrupt,
     on_message: &mut dyn FnMut(&Message),
 ) -> Reported {
-    let never = Interrupt::default();
-    let mut fields = Map::new();
-    let mut step = "start".to_owned();
-    let (mut is_done, mut stopping) = (false, false);
-    let mut silence = terms.time_limit.at_start();
-    let mut deadline = worker.now() + silence;
-    let end = loop {
-        let now = worker.now();
-        if orders.dismissed.load(Ordering::Acquire) {
-            worker.kill();
-            break ReportEnd::Dismissed;
+    let silence = terms.time_limit.at_start();
+    let mut report = Report {
+        terms,
+        orders,
+        on_message,
+        silence,
+        deadline: worker.now() + silence,
+        fields: Map::new(),
+        step: "start".to_owned(),
+        is_done: false,
+    };
+    let end = converse(&mut worker, terms.on_interrupt, interrupt, &mut report);
+    let Report {
+        silence,
+        fields,
+        step,
+        is_done,
+        ..
+    } = report;
+    let end = match end {
+        ConversationEnd::Complete => {
+            worker.leave();
+            ReportEnd::Finished
         }
-        if orders.stop.load(Ordering::Acquire) && !stopping {
-            stopping = true;
-            worker.terminate();
-            deadline = now + TIME_TO_STOP;
+        ConversationEnd::Dismissed => ReportEnd::Dismissed,
+        ConversationEnd::Interrupted => ReportEnd::Interrupted,
+        ConversationEnd::TimedOut {
+            is_stuck,
+            was_stopping,
+        } => {
+            let limit = if was_stopping { TIME_TO_STOP } else { silence };
+            ReportEnd::Ended(timed_out(&step, is_stuck, limit))
         }
-        let waits = step == STANDING_BY && !orders.released.load(Ordering::Acquire);
-        if waits && !stopping {
-            deadline = now + silence;
-        }
-        let heeded = if stopping { &never } else { interrupt };
-        match worker.next_event(deadline.min(now + ORDER_POLL), heeded) {
-            WorkerEvent::Line(line) => {
-                // A library may print on stdout, which harms nothing.
-                let Ok(message) = serde_json::from_str::<Message>(&line) else {
-                    continue;
-                };
-                on_message(&message);
-                if let Some(limit) = terms.time_limit.after(&message) {
-                    silence = limit;
-                }
-                match message {
-                    Message::Step(name) => step = name,
-                    Message::Field { name, value } => {
-                        fields.insert(name, value);
-                    }
-                    Message::Done {} => is_done = true,
-                }
-                if is_done && terms.after_done == AfterDone::Leave {
-                    worker.leave();
-                    break ReportEnd::Finished;
-                }
-                if !stopping && matches!(terms.time_limit, TimeLimit::Silence { .. }) {
-                    deadline = worker.now() + silence;
-                }
-            }
-            WorkerEvent::Interrupted if terms.on_interrupt == OnInterrupt::Kill => {
-                worker.kill();
-                break ReportEnd::Interrupted;
-            }
-            WorkerEvent::Interrupted => {
-                stopping = true;
-                worker.terminate();
-                deadline = worker.now() + TIME_TO_STOP;
-            }
-            WorkerEvent::TimedOut if worker.now() < deadline => {}
-            WorkerEvent::TimedOut => {
-                let limit = if stopping { TIME_TO_STOP } else { silence };
-                break ReportEnd::Ended(killed_at_time_out(&mut worker, &step, limit));
-            }
-            WorkerEvent::Closed => {
-                let end = worker.finish(TIME_TO_END);
-                break if is_done && end == ProcessEnd::Exited(0) {
-                    ReportEnd::Finished
-                } else {
-                    ReportEnd::Ended(worker.end_without_result(&end))
-                };
-            }
-        }
+        ConversationEnd::Closed(ProcessEnd::Exited(0)) if is_done => ReportEnd::Finished,
+        ConversationEnd::Closed(end) => ReportEnd::Ended(worker.end_without_result(&end)),
     };
     Reported {
         fields,
@@ -225,8 +367,63 @@ pub(crate) fn listen(
     }
 }
 
-fn killed_at_time_out(worker: &mut WorkerProcess, step: &str, limit: Duration) -> WorkerEnd {
-    let is_stuck = worker.kill() == ProcessEnd::Stuck;
+/// The report of a worker so far.
+struct Report<'r> {
+    terms: Terms,
+    orders: &'r Orders,
+    on_message: &'r mut dyn FnMut(&Message),
+    silence: Duration,
+    deadline: Instant,
+    fields: Map<String, Value>,
+    step: String,
+    is_done: bool,
+}
+
+impl Conversation for Report<'_> {
+    fn order(&mut self) -> Order {
+        if self.orders.dismissed.load(Ordering::Acquire) {
+            Order::Kill
+        } else if self.orders.stop.load(Ordering::Acquire) {
+            Order::Stop(TIME_TO_STOP)
+        } else {
+            Order::Continue
+        }
+    }
+
+    fn deadline(&mut self, now: Instant) -> Instant {
+        if self.step == STANDING_BY && !self.orders.released.load(Ordering::Acquire) {
+            self.deadline = now + self.silence;
+        }
+        self.deadline
+    }
+
+    fn hear(&mut self, line: &str, now: Instant) -> Heard {
+        // A library may print on stdout, which harms nothing.
+        let Ok(message) = serde_json::from_str::<Message>(line) else {
+            return Heard::Part;
+        };
+        (self.on_message)(&message);
+        if let Some(limit) = self.terms.time_limit.after(&message) {
+            self.silence = limit;
+        }
+        match message {
+            Message::Step(name) => self.step = name,
+            Message::Field { name, value } => {
+                self.fields.insert(name, value);
+            }
+            Message::Done {} => self.is_done = true,
+        }
+        if self.is_done && self.terms.after_done == AfterDone::Leave {
+            return Heard::Everything;
+        }
+        if matches!(self.terms.time_limit, TimeLimit::Silence { .. }) {
+            self.deadline = now + self.silence;
+        }
+        Heard::Part
+    }
+}
+
+fn timed_out(step: &str, is_stuck: bool, limit: Duration) -> WorkerEnd {
     let step = if is_stuck {
         format!("{step} (and cannot be killed: uninterruptible sleep in the driver)")
     } else {
@@ -339,6 +536,41 @@ mod tests {
         let worker = started(script);
         let reported = listen(worker, silence(LIMIT), &orders, &interrupt, &mut |_| {});
         assert_eq!(reported.end, ReportEnd::Finished);
+    }
+
+    #[test]
+    fn a_stream_renews_its_deadline_by_messages_alone() {
+        let followed = |script: &str, order: &dyn Fn(u32) -> Order| {
+            let mut worker = started(script);
+            let sum = std::cell::Cell::new(0);
+            let mut take = |number: u32| {
+                sum.set(sum.get() + number);
+                Heard::Part
+            };
+            let order = || order(sum.get());
+            let interrupt = Interrupt::default();
+            let end = follow(&mut worker, LIMIT, &interrupt, &order, &mut take);
+            (end, sum.get())
+        };
+        let always = |_| Order::Continue;
+        let steady = "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.1; done; exit 4";
+        let closed = ConversationEnd::Closed(ProcessEnd::Exited(4));
+        assert_eq!(followed(steady, &always), (closed, 36));
+        let noisy = "echo 1; while :; do echo noise; sleep 0.1; done";
+        let silent = |was_stopping| ConversationEnd::TimedOut {
+            is_stuck: false,
+            was_stopping,
+        };
+        assert_eq!(followed(noisy, &always), (silent(false), 1));
+        let ordered = |order| move |sum| if sum > 0 { order } else { Order::Continue };
+        let kill = ordered(Order::Kill);
+        assert_eq!(followed(noisy, &kill), (ConversationEnd::Dismissed, 1));
+        let stop = ordered(Order::Stop(LIMIT));
+        let last = "trap 'echo 41; exit 0' TERM; echo 1; while :; do sleep 0.01; done";
+        let closed = ConversationEnd::Closed(ProcessEnd::Exited(0));
+        assert_eq!(followed(last, &stop), (closed, 42));
+        let deaf = "trap '' TERM; echo 1; while :; do echo 0; sleep 0.1; done";
+        assert_eq!(followed(deaf, &stop), (silent(true), 1));
     }
 
     #[test]

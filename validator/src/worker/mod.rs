@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod device_isolation;
+pub(crate) mod launcher;
 pub(crate) mod listener;
 pub(crate) mod nodes;
 pub(crate) mod own_processes;
@@ -11,11 +12,10 @@ pub(crate) mod suspension;
 
 pub(crate) use nodes::Nodes;
 
-/// Asks the kernel to kill this process when the one that started it dies, and dies at once when it
-/// already has.
+/// Makes the kernel kill this process when its parent dies, and ends at once when it already has.
 ///
 /// The kernel counts threads: the signal comes when the thread that started this process ends. The
-/// probes' threads end no sooner than what their workers have to tell.
+/// probes' threads end no sooner than their workers' reports.
 pub(crate) fn die_with_parent() {
     let parent = rustix::process::getppid();
     // A kernel that refuses leaves the deadline of the parent, which needs no help while it lives.

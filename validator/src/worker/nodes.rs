@@ -33,8 +33,8 @@ impl Nodes {
     }
 }
 
-/// Works with one GPU's node alone where that is asked for, and where CUDA does not start so, once
-/// more with all.
+/// Works with one GPU's node alone where requested, and where CUDA does not start so, once more
+/// with all.
 pub(crate) fn with_nodes(
     nodes: &Nodes,
     work: impl FnOnce(bool) -> Attempt + Send + 'static,
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_begins_anew_does_the_same_with_every_node() {
-        let own: Vec<OsString> = ["worker", "cuda-kernel", "--gpu", "GPU-a"]
+        let own: Vec<OsString> = ["worker", "burn", "--task", "{}"]
             .map(OsString::from)
             .to_vec();
         let nodes = Nodes::of(3, Some(Path::new("/host")));

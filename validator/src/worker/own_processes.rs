@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+
 use crate::process_stat::start_ticks;
 use validator_core::worker_id::WorkerId;
 
@@ -38,6 +40,19 @@ pub(super) fn remove(key: ProcessKey) {
 /// Whether the process with this number is this one or one that it started, workers included.
 pub(crate) fn contains(pid: u32) -> bool {
     pid == std::process::id() || key_of(pid).is_some_and(|it| lock().contains_key(&it))
+}
+
+/// Sends a signal to the process groups that these processes lead, each with what it started.
+pub(crate) fn signal_groups(signal: Signal) {
+    for key in lock().keys() {
+        // A number that was given back belongs to a stranger.
+        let own = key_of(key.pid).filter(|it| it == key);
+        let pid = own.and_then(|it| Pid::from_raw(i32::try_from(it.pid).ok()?));
+        if let Some(pid) = pid {
+            // It may have ended in this moment.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
 }
 
 fn key_of(pid: u32) -> Option<ProcessKey> {

@@ -1,6 +1,5 @@
 //! A child process that may hang, crash or talk nonsense, as its parent sees it.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::own_processes::{self, ProcessKey};
+use super::suspension::SuspensionWatch;
 use crate::interrupt::Interrupt;
 use validator_core::facts::WorkerEnd;
 use validator_core::worker_id::WorkerId;
@@ -25,12 +25,8 @@ const LONGEST_LINE_BYTES: u64 = 1 << 20;
 const LINES_WAITING_MAXIMUM: usize = 64;
 /// How much of the end of stderr is kept.
 const STDERR_TAIL_BYTES: usize = 4 * 1024;
-/// How often a wait looks whether the run was asked to stop.
+/// Poll interval of a wait for the run's stop.
 const INTERRUPT_POLL: Duration = Duration::from_millis(20);
-/// A wait that took so much longer than was meant is not the child's silence: this process itself
-/// stood still (job control, a paused virtual machine), and whatever the child said meanwhile is
-/// still to be read.
-const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a killed child may take to disappear before it is given up as stuck in the kernel.
 const DEATH_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -57,34 +53,32 @@ pub(crate) struct WorkerProcess {
     lines: Receiver<String>,
     stderr_tail: Arc<Mutex<VecDeque<u8>>>,
     stderr_reader: Option<JoinHandle<()>>,
-    /// When it was listened to last.
-    listened: Cell<Instant>,
-    /// How long this process itself has stood still since the child was started.
-    paused: Cell<Duration>,
+    /// Of this process, since the child was started.
+    suspension: SuspensionWatch,
     /// Its entry among this process's own, until it is gone.
     key: Option<ProcessKey>,
 }
 
 /// What a wait brought.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum WorkerEvent {
+pub(super) enum WorkerEvent {
     /// A whole line of stdout, without its end.
     Line(String),
     /// stdout is closed: the child has ended, or will say no more.
     Closed,
     /// Nothing came in time.
     TimedOut,
-    /// The run was asked to stop.
+    /// The run was stopped.
     Interrupted,
 }
 
-/// How a child ended, as the system tells it.
+/// How a child ended, as the system reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
     Exited(i32),
     Killed(i32),
     /// It did not end although it was killed: a driver call keeps it in uninterruptible sleep. It
-    /// is left behind.
+    /// is not reaped.
     Stuck,
 }
 
@@ -105,7 +99,7 @@ impl WorkerProcess {
         Self::spawn(command, arguments, environment)
     }
 
-    /// The same for a worker that is told more on its standard input, which ends when that is
+    /// The same for a worker that gets orders on its standard input, which ends when that is
     /// dropped.
     pub(crate) fn start_with_input(
         program: &PathBuf,
@@ -127,7 +121,7 @@ impl WorkerProcess {
         environment: &Variables<'_>,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        // Looked up there and nowhere else: whoever sets PATH must not choose what root starts.
+        // Looked up there and nowhere else: the setter of PATH must not choose what root starts.
         command.stdin(Stdio::null()).env("PATH", SYSTEM_PATH);
         Self::spawn(command, arguments, environment)
     }
@@ -166,8 +160,7 @@ impl WorkerProcess {
             lines,
             stderr_tail,
             stderr_reader,
-            listened: Cell::new(Instant::now()),
-            paused: Cell::default(),
+            suspension: SuspensionWatch::start(),
         })
     }
 
@@ -181,34 +174,23 @@ impl WorkerProcess {
         self.child.id()
     }
 
-    /// The time by which this child is judged: it stands still while this process does.
+    /// The time by which this child is judged: it stands still while this process does. What the
+    /// child wrote meanwhile is still to be read.
     pub(crate) fn now(&self) -> Instant {
+        let suspended = self.suspension.stood_still();
         let now = Instant::now();
-        now.checked_sub(self.paused.get()).unwrap_or(now)
-    }
-
-    /// Looks whether this process stood still since it listened last, when it meant to wait so
-    /// long.
-    fn note_own_pause(&self, meant: Duration) {
-        let pause = self.listened.get().elapsed().saturating_sub(meant);
-        if pause > OWN_PAUSE {
-            self.paused.set(self.paused.get() + pause);
-        }
-        self.listened.set(Instant::now());
+        now.checked_sub(suspended).unwrap_or(now)
     }
 
     /// Waits for the next line until [`now`](Self::now) is `deadline`.
-    pub(crate) fn next_event(&self, deadline: Instant, interrupt: &Interrupt) -> WorkerEvent {
-        self.note_own_pause(Duration::ZERO);
+    pub(super) fn next_event(&self, deadline: Instant, interrupt: &Interrupt) -> WorkerEvent {
         loop {
             if interrupt.signal().is_some() {
                 return WorkerEvent::Interrupted;
             }
             let left = deadline.saturating_duration_since(self.now());
             let wait = left.min(INTERRUPT_POLL);
-            let heard = self.lines.recv_timeout(wait);
-            self.note_own_pause(wait);
-            match heard {
+            match self.lines.recv_timeout(wait) {
                 Ok(line) => return WorkerEvent::Line(line),
                 Err(RecvTimeoutError::Disconnected) => return WorkerEvent::Closed,
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return WorkerEvent::TimedOut,
@@ -217,7 +199,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Asks the process to end by itself.
+    /// Signals the process to end by itself.
     pub(crate) fn terminate(&self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             // It is not waited for yet, so that its number is still its own; it may have ended
@@ -244,9 +226,8 @@ impl WorkerProcess {
         }
     }
 
-    /// Leaves a child that has told everything to end by itself, and sees to its end beside
-    /// everything else: giving a GPU back takes the driver tens of milliseconds that nobody has to
-    /// wait for.
+    /// Leaves a child that has reported everything to end by itself, and reaps it in parallel:
+    /// giving a GPU back takes the driver tens of milliseconds, which are not awaited.
     pub(crate) fn leave(mut self) {
         // Where the host refuses a thread the child is killed as `self` is dropped; everything was
         // reported.
@@ -310,8 +291,8 @@ impl WorkerProcess {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_millis(10));
                 }
-                // A child that cannot be waited for was reaped by nobody we know; it is as lost as
-                // a stuck one.
+                // A child that cannot be waited for was reaped elsewhere; it is as lost as a stuck
+                // one.
                 Ok(None) | Err(_) => return ProcessEnd::Stuck,
             }
         }
@@ -528,17 +509,17 @@ mod tests {
 
     #[test]
     fn what_this_process_slept_through_is_not_the_childs_silence() {
-        let worker = shell("sleep 600");
+        let mut worker = shell("sleep 600");
+        worker.suspension = SuspensionWatch::unshared();
+        let began = Instant::now();
         let deadline = worker.now() + Duration::from_millis(200);
-        // As if this process had not been run for three seconds.
-        let before = Instant::now().checked_sub(Duration::from_secs(3));
-        worker.listened.set(before.expect("a time"));
+        worker.suspension.suspend_for(Duration::from_secs(3));
         assert_eq!(
             worker.next_event(deadline, &Interrupt::default()),
             WorkerEvent::TimedOut
         );
         // Its clock went back by as much, so that the wait ended so much later.
-        assert!(worker.listened.get() > deadline + Duration::from_millis(2_900));
+        assert!(began.elapsed() > Duration::from_secs(3));
         assert!(worker.now() < deadline + Duration::from_secs(1));
     }
 

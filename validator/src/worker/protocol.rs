@@ -35,12 +35,12 @@ pub(crate) const LOAD_BEGAN: &str = "load_began_s";
 /// The worker's end of the conversation.
 #[derive(Default)]
 pub(crate) struct Reporter {
-    /// What a thread tells, once there is something that nobody waits for.
-    queue: OnceLock<Arc<Queue>>,
+    /// Messages of a thread, once there is one that is not awaited.
+    queue: OnceLock<Option<Arc<Queue>>>,
 }
 
-/// How long it is waited until a step is told. The parent takes what is told at once, unless it is
-/// stopped or starved: then the work goes on.
+/// Time-out for the report of a step. The parent reads reports at once, unless it is stopped or
+/// starved: then the work goes on.
 const TIME_TO_TELL: Duration = Duration::from_millis(100);
 
 impl Reporter {
@@ -48,13 +48,17 @@ impl Reporter {
         Self::default()
     }
 
-    /// Tells of something of which only the newest matters, and does not wait until somebody
-    /// listens: the parent may be stopped, and its pipe full.
+    /// Reports a value of which only the newest matters, and does not wait for a reader: the parent
+    /// may be stopped, and its pipe full.
     pub(crate) fn newest(&self, name: &str, value: &impl Serialize) {
         let queue = self.queue.get_or_init(Queue::start);
         if let Ok(value) = serde_json::to_value(value) {
             let name = name.to_owned();
-            queue.push_newest(Message::Field { name, value });
+            let message = Message::Field { name, value };
+            match queue {
+                Some(queue) => queue.push_newest(message),
+                None => write(&message),
+            }
         }
     }
 
@@ -71,17 +75,17 @@ impl Reporter {
 
     pub(crate) fn done(&self) {
         self.send(Message::Done {});
-        // The process ends behind this, and what is not written then is lost.
-        if let Some(queue) = self.queue.get() {
+        // The process ends after this, and reports that are not written then are lost.
+        if let Some(Some(queue)) = self.queue.get() {
             queue.settle(Duration::MAX);
         }
     }
 
-    /// Behind everything that was told before.
+    /// After all earlier reports.
     fn send(&self, message: Message) {
         match self.queue.get() {
-            None => write(&message),
-            Some(queue) => {
+            None | Some(None) => write(&message),
+            Some(Some(queue)) => {
                 queue.push(message);
                 queue.settle(TIME_TO_TELL);
             }
@@ -89,7 +93,7 @@ impl Reporter {
     }
 }
 
-/// When the parent is gone there is nobody to tell, and the worker dies with it.
+/// When the parent is gone there is no reader, and the worker dies with it.
 fn write(message: &Message) {
     let Ok(mut line) = serde_json::to_vec(message) else {
         return;
@@ -101,7 +105,7 @@ fn write(message: &Message) {
     }
 }
 
-/// Messages that a thread of its own tells, in their order.
+/// Messages that a thread of its own writes, in their order.
 #[derive(Default)]
 struct Queue {
     state: Mutex<Untold>,
@@ -116,15 +120,17 @@ struct Untold {
 }
 
 impl Queue {
-    fn start() -> Arc<Self> {
+    /// `None` where the host refuses a thread: messages are then written by the sending thread.
+    fn start() -> Option<Arc<Self>> {
         let queue = Arc::new(Self::default());
         let told = Arc::clone(&queue);
-        std::thread::spawn(move || {
+        let write_all = move || {
             loop {
                 write(&told.take());
             }
-        });
-        queue
+        };
+        std::thread::Builder::new().spawn(write_all).ok()?;
+        Some(queue)
     }
 
     fn lock(&self) -> MutexGuard<'_, Untold> {

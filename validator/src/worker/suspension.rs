@@ -1,5 +1,5 @@
 //! How long this process has stood still: a paused container, a job that was stopped, a virtual
-//! machine that is moved.
+//! machine that is moved. Deadlines of children and measured times exclude it.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -10,9 +10,16 @@ const TICK: Duration = Duration::from_millis(100);
 /// that slept runs again within milliseconds. This project's choice.
 const STAND_STILL: Duration = Duration::from_secs(1);
 
-/// A watch that goes on only while this process does.
-#[derive(Clone, Debug)]
-pub(crate) struct SuspensionWatch(Arc<Mutex<Noted>>);
+/// What every watch of this process shares.
+static SHARED: Mutex<Weak<Mutex<Noted>>> = Mutex::new(Weak::new());
+
+/// Counts the suspended time since it was started.
+#[derive(Debug)]
+pub(crate) struct SuspensionWatch {
+    noted: Arc<Mutex<Noted>>,
+    /// Suspended before.
+    before: Duration,
+}
 
 #[derive(Debug)]
 struct Noted {
@@ -33,29 +40,60 @@ impl Noted {
 }
 
 impl SuspensionWatch {
-    /// Starts a thread that ends soon after the watch is dropped.
+    /// Starts to count. The thread that it needs is shared with every other watch, and ends soon
+    /// after the last one is dropped.
     pub(crate) fn start() -> Self {
-        let noted = Arc::new(Mutex::new(Noted {
-            ran: Instant::now(),
-            stood_still: Duration::ZERO,
-        }));
-        let watched = Arc::downgrade(&noted);
-        // Without the thread every long wait would look like standing still.
-        let started = std::thread::Builder::new().spawn(move || {
-            while note(&watched).is_some() {
-                std::thread::sleep(TICK);
-            }
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = shared.upgrade().unwrap_or_else(|| {
+            let noted = start_to_note();
+            *shared = Arc::downgrade(&noted);
+            noted
         });
-        if started.is_err() {
-            lock(&noted).ran = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
-        }
-        Self(noted)
+        Self::of(noted)
     }
 
-    /// So far, since the start. Whoever asks right after the process goes on has it counted.
-    pub(crate) fn stood_still(&self) -> Duration {
-        lock(&self.0).note(Instant::now())
+    fn of(noted: Arc<Mutex<Noted>>) -> Self {
+        let before = lock(&noted).note(Instant::now());
+        Self { noted, before }
     }
+
+    /// One with a thread of its own.
+    #[cfg(test)]
+    pub(super) fn unshared() -> Self {
+        Self::of(start_to_note())
+    }
+
+    /// As if the process had been suspended for so long.
+    #[cfg(test)]
+    pub(super) fn suspend_for(&self, duration: Duration) {
+        let mut noted = lock(&self.noted);
+        noted.ran = noted.ran.checked_sub(duration).expect("a time");
+    }
+
+    /// So far, since the start. A reading right after the process goes on includes it.
+    pub(crate) fn stood_still(&self) -> Duration {
+        let all = lock(&self.noted).note(Instant::now());
+        all.saturating_sub(self.before)
+    }
+}
+
+/// Starts a thread that notes that the process runs, for as long as what it returns is kept.
+fn start_to_note() -> Arc<Mutex<Noted>> {
+    let noted = Arc::new(Mutex::new(Noted {
+        ran: Instant::now(),
+        stood_still: Duration::ZERO,
+    }));
+    let watched = Arc::downgrade(&noted);
+    // Without the thread every long wait would look like standing still.
+    let started = std::thread::Builder::new().spawn(move || {
+        while note(&watched).is_some() {
+            std::thread::sleep(TICK);
+        }
+    });
+    if started.is_err() {
+        lock(&noted).ran = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
+    }
+    noted
 }
 
 fn note(watched: &Weak<Mutex<Noted>>) -> Option<Duration> {
@@ -82,9 +120,21 @@ mod tests {
         assert_eq!(noted.note(at(100)), Duration::ZERO);
         assert_eq!(noted.note(at(1099)), Duration::ZERO);
         assert_eq!(noted.note(at(7099)), Duration::from_secs(6));
-        // Another thread asked a moment before.
+        // Another thread read it a moment before.
         assert_eq!(noted.note(at(7098)), Duration::from_secs(6));
         assert_eq!(noted.note(at(8099)), Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_watch_counts_from_its_own_start() {
+        let early = SuspensionWatch::unshared();
+        early.suspend_for(Duration::from_secs(3));
+        let late = SuspensionWatch::of(Arc::clone(&early.noted));
+        assert!(early.stood_still() >= Duration::from_secs(3));
+        assert_eq!(late.stood_still(), Duration::ZERO);
+        early.suspend_for(Duration::from_secs(2));
+        assert!(late.stood_still() >= Duration::from_secs(2));
+        assert!(early.stood_still() >= Duration::from_secs(5));
     }
 
     #[test]

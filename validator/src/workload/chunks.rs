@@ -22,7 +22,7 @@ pub(super) fn allocate_chunks<'g>(
     let asked = budget.of(free).min(free);
     let mut chunks = Vec::new();
     let mut used = 0;
-    // Where nothing is free the driver is asked for a word, so that it returns the reason.
+    // Where nothing is free one word is requested, so that the driver returns the reason.
     while used < asked.max(WORD_BYTES) {
         let bytes = (asked - used.min(asked)).clamp(WORD_BYTES, CHUNK_BYTES) / WORD_BYTES;
         match gpu.context.allocate(bytes * WORD_BYTES) {

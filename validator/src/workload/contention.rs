@@ -1,5 +1,5 @@
-//! A GPU that gives no memory, or no access, because others have it: it is busy, which says nothing
-//! about the GPU.
+//! A GPU that gives no memory, or no access, because others have it: it is busy, which is no
+//! evidence about the GPU.
 
 use crate::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY};
 use crate::probe::users_of;
@@ -12,7 +12,7 @@ use validator_core::queries::processes_in_words;
 // Source: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md), cuBLASLt's workspace 32 MiB; this
 // project's own choice.
 pub(crate) const ROOM_BYTES: u64 = 1 << 30;
-/// More than a driver keeps for itself (616 MiB on an H200), so somebody's data, as in
+/// More than a driver keeps for itself (616 MiB on an H200), so a process's data, as in
 /// `idle_memory`: NVML does not show a container the processes of others.
 const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;
 
@@ -78,8 +78,8 @@ fn busy_if_others_have(denied: Denied, end: WorkerEnd, gpu: &GpuFacts) -> Worker
     }
 }
 
-/// Who has it, in words; `None` where nobody is seen, or where the GPU could have given it all the
-/// same.
+/// Who has it, in words; `None` where no process is seen, or where the GPU could have given it all
+/// the same.
 fn who_has(denied: Denied, gpu: &GpuFacts) -> Option<String> {
     if denied == Denied::Access && gpu.compute_mode.value() != Some(&ComputeMode::ExclusiveProcess)
     {

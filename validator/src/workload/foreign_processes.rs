@@ -25,7 +25,7 @@ pub(super) struct ForeignProcessWatch {
 }
 
 impl ForeignProcessWatch {
-    pub(super) fn start(uuids: &[String]) -> Self {
+    pub(super) fn start(uuids: &[String]) -> std::io::Result<Self> {
         let mut watch = Self {
             seen: Arc::default(),
             is_over: Arc::default(),
@@ -34,7 +34,7 @@ impl ForeignProcessWatch {
         for uuid in uuids {
             let (seen, is_over) = (Arc::clone(&watch.seen), Arc::clone(&watch.is_over));
             let uuid = uuid.clone();
-            let thread = std::thread::spawn(move || {
+            let thread = crate::threads::spawn("to watch for other processes", move || {
                 watch_processes_of_others(&uuid, |processes| {
                     if !processes.is_empty() {
                         let text = processes_in_words(&processes);
@@ -47,10 +47,10 @@ impl ForeignProcessWatch {
                     }
                     !is_over.load(Ordering::Relaxed)
                 });
-            });
+            })?;
             watch.threads.push(thread);
         }
-        watch
+        Ok(watch)
     }
 
     /// The first foreign processes that were seen, in words.

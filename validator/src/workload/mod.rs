@@ -1,8 +1,8 @@
 //! Workloads: what a worker process does on its GPUs, one folder each.
 //!
 //! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a
-//! process, and `session::workloads` starts and follows that process. The burn (`gemm`) and the
-//! check kernel have workers of their own.
+//! process, and `session::workloads` starts and follows that process. The burn (`gemm`) has a
+//! worker of its own.
 
 pub(crate) mod allocation;
 pub(crate) mod check;
@@ -43,7 +43,7 @@ pub(crate) struct Assignment {
     pub(crate) task: Task,
 }
 
-/// The reaction to a process of somebody else on one of the worker's GPUs.
+/// The reaction to a foreign process on one of the worker's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OnForeignProcess {
@@ -53,6 +53,9 @@ pub(crate) enum OnForeignProcess {
     Yield,
     /// None: the parent reads the process lists for all workers.
     Ignore,
+    /// None while it works. Where the GPU refuses memory or access, the worker reads once whether a
+    /// foreign process has it.
+    ReadOnRefusal,
     /// None of the worker's own: the parent watches, and orders on standard input (see [`orders`]).
     /// Eight workers that each read NVML's lists would keep the driver's locks.
     AwaitOrders,
@@ -62,6 +65,7 @@ pub(crate) enum OnForeignProcess {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
+    Check(check::CheckTask),
     Memory(memory::MemoryTask),
     Allocation(allocation::AllocationTask),
     Reserve(reserve::ReserveTask),
@@ -71,6 +75,7 @@ impl Task {
     /// The workload's name in a [`WorkerId`].
     pub(crate) fn name(&self) -> &'static str {
         match self {
+            Self::Check(_) => "check",
             Self::Memory(_) => "memory",
             Self::Allocation(_) => ALLOCATION,
             Self::Reserve(_) => "reserve",
@@ -86,16 +91,30 @@ pub(crate) struct WorkerGpu {
     pub(crate) context: Context<'static>,
 }
 
+impl WorkerGpu {
+    /// Makes the context.
+    fn of(uuid: &str, device: Device<'static>, reporter: &Reporter) -> Result<Self, WorkerEnd> {
+        reporter.step("cuDevicePrimaryCtxRetain");
+        let context = device.context()?;
+        Ok(Self {
+            uuid: uuid.to_owned(),
+            device,
+            context,
+        })
+    }
+}
+
 /// Something that a worker does again and again on its GPUs.
 pub(crate) trait Workload {
     type Prepared<'g>: Prepared;
 
-    /// Loads kernels and allocates memory, and notes in `run` how much that was.
+    /// Loads kernels and allocates memory, and notes in `run` how much that was. Calls that may
+    /// hang are announced to `reporter`, here and in the steps.
     fn prepare<'g>(
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &Reporter,
+        reporter: &'g Reporter,
         run: &mut WorkloadRun,
     ) -> Result<Self::Prepared<'g>, WorkerEnd>;
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use validator_core::facts::{MeasuredWork, WorkerEnd, WorkloadRun};
 
 use super::orders::{Order, Orders};
+use super::start::exited;
 use super::{Prepared, Step, WorkerGpu, Workload};
 use crate::plan::MemoryShare;
 use crate::worker::clock;
@@ -35,7 +36,7 @@ pub(super) fn work<W: Workload>(
     reporter: &Reporter,
     run: &mut WorkloadRun,
 ) -> Result<WorkerEnd, WorkerEnd> {
-    let orders = Orders::listen();
+    let orders = Orders::listen().map_err(|error| exited(error.to_string()))?;
     // From the first report on the parent expects the next; a first one makes the reporter's queue.
     reporter.newest(RUN, run);
     loop {

@@ -1,8 +1,8 @@
 //! Orders of the parent to a worker that works idle GPUs: lines on its standard input.
 //!
 //! `silence`: stop, free the memory, keep the context; `work`: begin again; `end`: free everything
-//! and exit; `duty 0.5`: compute for half of the time. The end of the input is an order to end:
-//! whoever gave orders is gone.
+//! and exit; `duty 0.5`: compute for half of the time. The end of the input is an order to end: the
+//! parent is gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -60,14 +60,15 @@ struct State {
 
 impl Orders {
     /// Reads standard input from now on; a worker begins with work.
-    pub(super) fn listen() -> Self {
+    pub(super) fn listen() -> std::io::Result<Self> {
         let orders = Self::new();
         // Without the handler SIGTERM still ends the process.
         let is_terminated = Arc::clone(&orders.is_terminated);
         let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, is_terminated);
         let told = orders.clone();
-        std::thread::spawn(move || told.read(std::io::stdin().lock()));
-        orders
+        let read = move || told.read(std::io::stdin().lock());
+        crate::threads::spawn("to read orders", read)?;
+        Ok(orders)
     }
 
     fn new() -> Self {
@@ -130,7 +131,7 @@ impl Orders {
         }
     }
 
-    /// Rests after a step that took so long, as the duty cycle asks.
+    /// Rests after a step that took so long, by the duty cycle.
     pub(super) fn rest(&self, step: Duration) {
         let duty = self.lock().duty;
         if duty < 1.0 {

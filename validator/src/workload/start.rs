@@ -18,7 +18,7 @@ pub(crate) fn retry_with_all_nodes(end: WorkerEnd) -> Attempt {
     })
 }
 
-/// The driver, ready to be asked for devices; it stays loaded as long as the process lives.
+/// The driver, ready for queries of devices; it stays loaded as long as the process lives.
 fn started_cuda(reporter: &Reporter) -> Result<&'static CudaLibrary, WorkerEnd> {
     reporter.step("dlopen of libcuda.so.1");
     let cuda = CudaLibrary::load().map_err(exited)?;

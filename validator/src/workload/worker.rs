@@ -52,6 +52,7 @@ pub(crate) fn run_worker(
     let end = gpus.and_then(|gpus| {
         let start = (started, &reporter);
         match &assignment.task {
+            Task::Check(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Memory(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Reserve(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Allocation(task) => work(task, &gpus, &assignment, start, &mut run),
@@ -79,16 +80,9 @@ fn report(reporter: &Reporter, run: &WorkloadRun) -> Attempt {
 
 fn gpus_of(assignment: &Assignment, reporter: &Reporter) -> Result<Vec<WorkerGpu>, WorkerEnd> {
     let devices = assignment.devices.iter();
-    let gpus = devices.zip(&assignment.id.gpus).map(|(device, uuid)| {
-        let device = device_with(device, reporter)?;
-        reporter.step("cuDevicePrimaryCtxRetain");
-        let context = device.context()?;
-        Ok(WorkerGpu {
-            uuid: uuid.clone(),
-            device,
-            context,
-        })
-    });
+    let gpus = devices
+        .zip(&assignment.id.gpus)
+        .map(|(device, uuid)| WorkerGpu::of(uuid, device_with(device, reporter)?, reporter));
     gpus.collect()
 }
 
@@ -105,8 +99,13 @@ fn work<W: Workload>(
         return super::ordered::work(workload, gpus, assignment.memory, reporter, run);
     }
     let mut prepared = workload.prepare(gpus, assignment.memory, reporter, run)?;
-    let is_watched = assignment.on_foreign_process != OnForeignProcess::Ignore;
+    let is_watched = matches!(
+        assignment.on_foreign_process,
+        OnForeignProcess::Report | OnForeignProcess::Yield
+    );
     let watch = is_watched.then(|| ForeignProcessWatch::start(&assignment.id.gpus));
+    let watch = watch.transpose();
+    let watch = watch.map_err(|error| exited(error.to_string()))?;
     run.measured.start_ms = started.elapsed().as_secs_f64() * 1000.0;
     if assignment.stands_by && !may_begin(reporter) {
         prepared.finish(run)?;
@@ -163,9 +162,13 @@ fn work<W: Workload>(
                 .push(format!("{processes} used the GPU at the same time"));
             Ok(WorkerEnd::Finished)
         }
-        (None, _) | (_, OnForeignProcess::Ignore | OnForeignProcess::AwaitOrders) => {
-            Ok(WorkerEnd::Finished)
-        }
+        (None, _)
+        | (
+            _,
+            OnForeignProcess::Ignore
+            | OnForeignProcess::ReadOnRefusal
+            | OnForeignProcess::AwaitOrders,
+        ) => Ok(WorkerEnd::Finished),
     }
 }
 

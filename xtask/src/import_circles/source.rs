@@ -419,7 +419,7 @@ fn after_item(tokens: &[TokenTree], mut at: usize) -> usize {
     at
 }
 
-/// The position behind `::` at `at`, where there is one.
+/// The position after `::` at `at`, where there is one.
 fn after_colons(tokens: &[TokenTree], at: usize) -> Option<usize> {
     let are_colons = tokens.get(at).is_some_and(|it| is_punct(it, ':'))
         && tokens.get(at + 1).is_some_and(|it| is_punct(it, ':'));

@@ -17,13 +17,13 @@ use crate::workspace;
 pub struct GoTool {
     /// Name of the program, and of its folder below `target/tools`.
     pub name: &'static str,
-    /// What it is for, said when it cannot be built.
+    /// Its purpose, reported when it cannot be built.
     pub purpose: &'static str,
     pub module: &'static str,
     pub version: &'static str,
     /// Folder of the main package inside the module; `.` for its root.
     pub package: &'static str,
-    /// What the linker is told, mostly the version that a release build writes into the program.
+    /// The linker's flags, mostly the version that a release build writes into the program.
     pub linker_flags: &'static str,
 }
 

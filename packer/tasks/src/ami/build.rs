@@ -12,9 +12,9 @@ use xtask::{dist, workspace};
 
 /// Bake an image and validate it; needs AWS
 ///
-/// Reports, Packer's manifest and ami.json are in target/ami/TEMPLATE/TIME, or where --out says.
-/// Ends with the validator's exit code where that kept the image from being made, and with 2 where
-/// something else did. Credentials come from the AWS CLI's own chain.
+/// Reports, Packer's manifest and ami.json are in target/ami/TEMPLATE/TIME, or at --out. Ends with
+/// the validator's exit code where that kept the image from being made, and with 2 where something
+/// else did. Credentials come from the AWS CLI's own chain.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[arg(value_parser = TEMPLATES)]
@@ -90,7 +90,7 @@ pub(super) fn build(arguments: &Arguments) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Says why there is no image; the exit code of the task.
+/// Reports why there is no image; the exit code of the task.
 fn tell_failure(out: &Path, reports: &Path, code: Option<i32>) -> anyhow::Result<u8> {
     if let Some((level, code)) = manifest::failed_level(out)? {
         eprintln!(

@@ -1,4 +1,5 @@
-//! `ami.json`: what an image is and by which reports it was found fit, beside those reports.
+//! `ami.json`: the contents of an image and the reports by which it was found fit, next to those
+//! reports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ pub const NAME: &str = "ami.json";
 /// The folder of the validation's reports below a build's folder, as the template names it.
 pub const REPORTS: &str = "gpu-validation";
 
-/// What is said of an image that was registered.
+/// The result for an image that was registered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) id: String,

@@ -1,5 +1,5 @@
-//! `cargo xtask ami publish`: lets other accounts start an image that passed, and tells its id
-//! where deployments look.
+//! `cargo xtask ami publish`: lets other accounts start an image that passed, and publishes its id
+//! for deployments.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,14 +8,15 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::manifest::{self, Image};
-use super::{BadInput, builds};
+use super::{BadInput, builds, gpu_reports};
 use crate::packer::TEMPLATES;
 use xtask::tools;
 
 /// Publish an image that was baked and passed; needs AWS
 ///
-/// Only an image whose reports are as its ami.json names them is published. Uses the AWS CLI and
-/// its credentials.
+/// Only an image whose reports are as its ami.json names them is published, and only one that was
+/// judged on a GPU: on its build instance, or on an instance of the image (`--gpu-reports`). Uses
+/// the AWS CLI and its credentials.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[arg(value_parser = TEMPLATES)]
@@ -26,6 +27,10 @@ pub(crate) struct Arguments {
     /// Let this AWS account start the image; may be given several times
     #[arg(long, value_name = "ACCOUNT")]
     share_with: Vec<String>,
+    /// Reports of runs on instances of the image, such as the folder that `validate-ami --ami`
+    /// wrote; may be given several times
+    #[arg(long, value_name = "PATH")]
+    gpu_reports: Vec<PathBuf>,
     /// The SSM parameter that gets the image's id [default: /gpu-bringup/ami/TEMPLATE/GPU-FAMILY]
     #[arg(long, value_name = "NAME")]
     parameter: Option<String>,
@@ -57,6 +62,12 @@ pub(super) fn publish(arguments: &Arguments) -> anyhow::Result<()> {
         "{} does not carry the tag gpu-bringup.dev/verdict=pass, so it was not baked by this project",
         image.id
     );
+    let levels = tag(tags, "gpu-bringup.dev/validated-levels").unwrap_or_default();
+    gpu_reports::ensure_judged(
+        &image.id,
+        levels,
+        &gpu_reports::read(&arguments.gpu_reports)?,
+    )?;
     for account in &arguments.share_with {
         share(&aws, &image, &described, account)?;
         println!("{}: account {account} may start it", image.id);

@@ -2,8 +2,8 @@
 //! it.
 //!
 //! It goes through the AWS CLI and not through Terraform: the instance lives for minutes, a state
-//! file could be lost, and one that is killed between two steps would leave what nobody finds. Here
-//! the tags are the state.
+//! file could be lost, and a run that is killed between two steps would leave resources that are in
+//! no state. Here the tags are the state.
 
 mod access;
 mod cli;
@@ -79,7 +79,7 @@ pub(crate) struct Options {
         requires = "ami"
     )]
     foundation: String,
-    /// End what runs left behind that were killed, and nothing else
+    /// End the leftovers of killed runs, and nothing else
     #[arg(long, conflicts_with_all = ["ami", "target", "simulate", "binary", "profile", "out"])]
     pub(super) sweep: bool,
     /// With --sweep: also instances of other machines that may still be worked with
@@ -111,7 +111,7 @@ pub(super) fn validate(arguments: &Arguments, ami: &str) -> anyhow::Result<u8> {
     needs_session_manager(arguments.ssh_config.as_deref())?;
     let interrupts = Interrupts::catch().context("signals cannot be caught")?;
     let cli = Cli::find(options.region.as_deref(), &interrupts)?;
-    // Everything that can be refused is asked before minutes of building, and before anything costs
+    // Every request that can be refused comes before minutes of building, and before anything costs
     // money.
     let foundation = Foundation::read(&cli, &options.foundation)?;
     let image = Image::read(&cli, ami)?;
@@ -271,7 +271,7 @@ impl Session<'_> {
     }
 }
 
-/// What was judged, beside the reports.
+/// What was judged, next to the reports.
 fn write_instance(
     folder: &reports::Folder,
     image: &Image,

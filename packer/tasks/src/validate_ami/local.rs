@@ -44,8 +44,8 @@ pub(crate) fn run(run: &Run<'_>, node: Option<&PreparedNode>) -> anyhow::Result<
     Ok(Ending::of(status))
 }
 
-/// Asks the validator alone to stop, so that it can end its workers in order; kills the whole
-/// group. Failing is no trouble: it may have ended in this very moment.
+/// Signals the validator alone, so that it can end its workers in order; kills the whole group.
+/// Failing is no trouble: it may have ended in this very moment.
 fn send(request: Request, child: Pid, sudo: bool) {
     let id = child.as_raw_nonzero();
     if sudo {
@@ -66,7 +66,7 @@ fn send(request: Request, child: Pid, sudo: bool) {
     }
 }
 
-/// sudo answers 1 when it refuses, which would read as a failed check: so it is asked beforehand.
+/// sudo answers 1 when it refuses, which would read as a failed check: so it is queried beforehand.
 fn through_sudo(run: &Run<'_>) -> anyhow::Result<Command> {
     let allowed = Command::new("sudo")
         .args(["-n", "true"])

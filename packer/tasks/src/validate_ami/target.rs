@@ -1,4 +1,4 @@
-//! Which machine is judged, as the command line says it.
+//! The machine to judge, as on the command line.
 
 use std::str::FromStr;
 

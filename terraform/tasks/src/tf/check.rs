@@ -15,7 +15,7 @@ pub(super) fn run() -> anyhow::Result<()> {
     let terraform = TERRAFORM.install()?;
     let shell = workspace::shell()?;
     let place = workspace::target().join("terraform/check");
-    // A copy, because terraform writes beside what it reads.
+    // A copy, because terraform writes into the folder that it reads.
     shell.remove_path(&place)?;
     shell.create_dir(&place)?;
     for name in ["modules", "environments", "tests/refused"] {
@@ -180,7 +180,7 @@ fn validate_and_test(
         .with_context(|| format!("a test of terraform/{name} failed"))
 }
 
-/// terraform/.checkov.yaml says which policies do not apply, and why.
+/// terraform/.checkov.yaml lists the policies that do not apply, with the reason.
 fn policies(shell: &Shell) -> anyhow::Result<()> {
     let checkov = tools::CHECKOV.install()?.join("checkov");
     cmd!(

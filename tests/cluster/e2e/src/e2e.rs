@@ -87,7 +87,7 @@ fn step(text: &str) {
     println!("ok  {text}");
 }
 
-/// Each account may do what the code asks for, and nothing else.
+/// Each account may do what the code requires, and nothing else.
 fn accounts_have_their_rights(admin: &Kubectl, asked: &Asked) -> anyhow::Result<()> {
     // What every account may do: ask who it is and what it may do.
     let everybodys: BTreeSet<Right> = rights_of(admin, SYSTEM, "gpu-validator-health", SYSTEM)?;
@@ -338,7 +338,7 @@ fn condition(node: &Value) -> Option<&str> {
     ours["status"].as_str()
 }
 
-/// As the kubelet asks for it: bound to the pod, so that it names the node.
+/// As the kubelet requests it: bound to the pod, so that it names the node.
 fn gate_token(admin: &Kubectl, node: &str) -> anyhow::Result<String> {
     let pod = format!("--bound-object-name=gate-{node}");
     let token = admin.text(

@@ -107,8 +107,8 @@ impl Image {
     }
 }
 
-/// Root of a mount namespace, with the user's subordinate ids where the user is somebody else:
-/// files must have owners.
+/// Root of a mount namespace, with the user's subordinate ids for a user other than root: files
+/// must have owners.
 fn as_root() -> anyhow::Result<Command> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child"]);

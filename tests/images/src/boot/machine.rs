@@ -15,7 +15,7 @@ const QEMU: &str = "qemu-system-x86_64";
 /// minutes.
 const DEADLINE: Duration = Duration::from_mins(30);
 
-/// What this boot has and does; the kernel's command line tells the machine.
+/// What this boot has and does; the kernel's command line identifies the machine.
 #[derive(Debug)]
 pub(super) struct Boot<'a> {
     /// A node and its faults: `g6.xlarge+xid-79`.
@@ -31,7 +31,7 @@ pub(super) fn boot(image: &Image, disk: &Path, boot: &Boot<'_>, out: &Path) -> a
     run(image, disk, boot, out)?;
     let shell = workspace::shell()?;
     let rdump = format!("rdump /var/lib/boot-test {}", out.display());
-    // It cannot give the files to root and says so; what is missing is found by whoever reads it.
+    // It cannot give the files to root and reports it; the reader finds what is missing.
     cmd!(shell, "debugfs -R {rdump} {disk}")
         .quiet()
         .ignore_stderr()

@@ -19,7 +19,7 @@ pub(super) struct Expected<'a> {
     pub(super) gated_starts: bool,
     /// The last of the gated unit's arguments.
     pub(super) arguments: &'a str,
-    /// What the journal says.
+    /// The journal's messages.
     pub(super) journal: &'a [&'a str],
     /// The report's; `None` where it is incomplete.
     pub(super) verdict: Option<&'a str>,

@@ -69,7 +69,7 @@ fn may_read_the_kernel_log(instance: &Instance) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the runner writes beside its programs: registration, logs, the copy of its helper
+/// Files that the runner writes next to its programs: registration, logs, the copy of its helper
 /// (`run.sh`), and the job's folder.
 fn the_runner_works(instance: &Instance) -> anyhow::Result<()> {
     let script = "cd /opt/actions-runner && echo x >.runner && echo y >.runner && echo x >.credentials && \
@@ -107,8 +107,8 @@ fn sudo_is_for_the_hooks(instance: &Instance) -> anyhow::Result<()> {
             output.status
         );
     }
-    // What the job says of itself is passed on; where its summary lies, and what changes a verdict,
-    // is not.
+    // The job's own output is passed on; where its summary lies, and what changes a verdict, is
+    // not.
     let output = instance.bash(
         User::Runner,
         &[

@@ -1,6 +1,6 @@
-//! `fault-matrix`: runs the validator on every healthy node and on every fault, and holds each
-//! verdict against what the fault's file says: exactly those checks are not green, with those
-//! verdicts, on those GPUs. `cargo xtask fault-matrix` runs it with the release binary.
+//! `fault-matrix`: runs the validator on every healthy node and on every fault, and compares each
+//! verdict with the fault's file: exactly those checks are not green, with those verdicts, on those
+//! GPUs. `cargo xtask fault-matrix` runs it with the release binary.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 #![allow(clippy::print_stderr, reason = "errors of a command line")]

@@ -193,7 +193,7 @@ fn prepare(
     })
 }
 
-/// The library beside this program, or in the `lib` folder of its archive.
+/// The library next to this program, or in the `lib` folder of its archive.
 fn own_library() -> Result<PathBuf> {
     let program = std::env::current_exe().context("find this program")?;
     let folders = program.ancestors().skip(1).take(2);

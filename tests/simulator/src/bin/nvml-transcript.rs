@@ -1,4 +1,4 @@
-//! `nvml-transcript`: asks NVML for everything that can be read without changing a setting, and
+//! `nvml-transcript`: queries every NVML value that can be read without changing a setting, and
 //! prints it as JSON, one entry a call; or compares two such transcripts.
 //!
 //! The same program runs on a real GPU and on the simulated one, which shows where the simulation
@@ -46,7 +46,7 @@ fn outcome(code: u32, value: Value) -> Value {
     }
 }
 
-/// Calls a function that fills one value; a function that the library lacks is said to be missing.
+/// Calls a function that fills one value; a function that the library lacks is listed as missing.
 macro_rules! read {
     ($entries:ident, $name:expr, $function:expr, $kind:ty, |$out:ident| $arguments:expr, |$value:ident| $shown:expr) => {{
         let shown = match &$function {
@@ -645,11 +645,11 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
             let [value, behind] = &mut values;
             value.fieldId = field;
             value.scopeId = scope;
-            // Drivers answer the entry behind the last one, too, unless it has failed already
+            // Drivers answer the entry after the last one, too, unless it has failed already
             // (580.159).
             behind.nvmlReturn = sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN;
-            // SAFETY: fills one field value, and may look at the one behind it; both live through
-            // the call.
+            // SAFETY: fills one field value, and may read the one after it; both live through the
+            // call.
             let code = unsafe { function(handle, 1, values.as_mut_ptr()) };
             let shown = if code != 0 {
                 json!({ "error": code })
@@ -668,7 +668,7 @@ fn fields(lib: &NvmlLib, handle: nvmlDevice_t, entries: &mut Map<String, Value>)
 
 fn field_value(field: &sys::nvmlFieldValue_t) -> Value {
     let value = field.value;
-    // SAFETY: the type says which member was written, and every bit pattern is valid for each.
+    // SAFETY: the type names the member that was written, and every bit pattern is valid for each.
     unsafe {
         match field.valueType {
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_DOUBLE => json!({"double": value.dVal}),

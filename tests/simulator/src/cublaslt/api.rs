@@ -76,7 +76,7 @@ unsafe fn bytes_of(data: *const c_void, length: usize) -> Result<Vec<u8>, Status
     if data.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller of the exported function says that so many bytes are there.
+    // SAFETY: the caller of the exported function guarantees that many bytes.
     Ok(unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec())
 }
 

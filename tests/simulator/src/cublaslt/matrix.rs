@@ -98,7 +98,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Bytes from the first element to behind the last one.
+    /// Bytes from the first element to the end of the last one.
     pub(super) fn bytes(&self) -> Option<u64> {
         let (lines, length) = if self.row_major {
             (self.rows, self.columns)

@@ -45,7 +45,7 @@ macro_rules! functions {
             $(#[$doc])*
             ///
             /// # Safety
-            /// As NVIDIA's documentation of the function asks of its pointers.
+            /// As NVIDIA's documentation of the function requires of its pointers.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $crate::cuda::result::CuResult {
                 // SAFETY: the body uses the caller's pointers as the function's contract allows.
@@ -897,7 +897,7 @@ fn launch(
     Ok(())
 }
 
-/// Runs a kernel of a library beside this one: counted, timed and spoiled like one of a module.
+/// Runs a kernel of another library of this node: counted, timed and spoiled like one of a module.
 /// Errors are the library's.
 pub(crate) fn run_library_kernel(
     name: &str,
@@ -988,7 +988,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
             }
             put(function, found.unwrap_or(std::ptr::null_mut()))?;
         }
-        // The symbol status tells what is missing; without a place for it, the result does.
+        // The symbol status names what is missing; without a place for it, the result does.
         if found.is_none() && status.is_null() {
             Err(NOT_FOUND)
         } else {

@@ -1,4 +1,4 @@
-//! Wrong numbers: spoils what a kernel wrote, as the scenario asks, and notes what it spoiled.
+//! Wrong numbers: corrupts the results of a kernel as in the scenario, and records it.
 
 use super::kernels::{Blocks, CUBLASLT_PRODUCT, Output, Tiles};
 use crate::gpu::{Gpu, WrongResultKind, WrongResultPlace, WrongResults};

@@ -199,8 +199,8 @@ fn visible_devices(list: &str, uuids: &[&str]) -> Result<Vec<usize>, CuResult> {
     Ok(devices)
 }
 
-/// The only GPU whose UUID begins like the entry, digit by digit; behind the last digit of a UUID
-/// anything may stand.
+/// The only GPU whose UUID begins like the entry, digit by digit; any text may follow the last
+/// digit of a UUID.
 fn device_of_uuid(entry: &str, uuids: &[&str]) -> Option<usize> {
     let wanted = entry.strip_prefix("GPU-")?.replace('-', "");
     if wanted.is_empty() {
@@ -330,7 +330,7 @@ impl Driver {
         Ok(entry.handle)
     }
 
-    /// `cuDevicePrimaryCtxRelease`. A context that nobody retains cannot be released.
+    /// `cuDevicePrimaryCtxRelease`. A context that is not retained cannot be released.
     // Source: CUDA Driver API, "Primary Context Management".
     pub(super) fn release_primary_context(&self, gpu: usize) -> Outcome {
         let mut primary = lock(&self.primary_contexts);
@@ -342,7 +342,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuDevicePrimaryCtxReset`: destroys what the context holds, whoever retains it.
+    /// `cuDevicePrimaryCtxReset`: destroys what the context holds, also while it is retained.
     pub(super) fn reset_primary_context(&self, gpu: usize) {
         if let Some(entry) = lock(&self.primary_contexts).get(&gpu) {
             self.close_context(entry.handle);
@@ -469,7 +469,7 @@ pub(super) fn forget_current(context: usize) {
     CURRENT.with_borrow_mut(|stack| stack.retain(|it| *it != context));
 }
 
-/// A poisoned lock only says that a call of the program under test panicked inside; the data is
+/// A poisoned lock only means that a call of the program under test panicked inside; the data is
 /// kept valid at each step.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -40,7 +40,7 @@ const PTX_OF_CUDA: [((u32, u32), (u32, u32)); 22] = [
 
 const ELF_MAGIC: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 
-/// Reads an image as `cuModuleLoadData` gets it: it is told its own length by what it is.
+/// Reads an image as `cuModuleLoadData` gets it: its format contains its length.
 ///
 /// # Safety
 /// `data` points to NUL-terminated PTX or to a whole cubin.
@@ -58,7 +58,7 @@ pub(super) unsafe fn read(
         // SAFETY: an ELF file begins with its header.
         let header = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), 64) };
         let length = elf_length(header).ok_or(INVALID_IMAGE)?;
-        // SAFETY: the header says that the file is this long.
+        // SAFETY: the header states this length of the file.
         let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) };
         return read_cubin(bytes, capability);
     }
@@ -132,7 +132,7 @@ fn short(bytes: &[u8], offset: usize) -> Option<usize> {
     Some(u16::from_le_bytes(bytes.get(offset..offset + 2)?.try_into().ok()?).into())
 }
 
-/// The end of the section and program header tables, which lie behind everything else in a cubin.
+/// The end of the section and program header tables, which lie after everything else in a cubin.
 fn elf_length(header: &[u8]) -> Option<usize> {
     let end = |offset: usize, size: usize, count: usize| {
         Some(

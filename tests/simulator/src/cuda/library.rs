@@ -1,5 +1,5 @@
-//! Functions that programs on CUDA 12 and 13 take beside those of `api.rs`: libraries, which are
-//! modules of no context, memory pools, and what is asked of contexts, streams and functions.
+//! Functions that programs on CUDA 12 and 13 use in addition to those of `api.rs`: libraries, which
+//! are modules of no context, memory pools, and queries of contexts, streams and functions.
 
 use super::api::{functions, list, load_image, put, stream_of};
 use super::driver::{Driver, Outcome, lock, push_current};
@@ -15,7 +15,7 @@ use std::sync::{LazyLock, Mutex};
 type Device = c_int;
 type Handle = usize;
 
-/// `CUmemPoolProps`, as far as it says where the pool's memory is.
+/// `CUmemPoolProps`, as far as it names the place of the pool's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PoolProperties {
@@ -235,7 +235,7 @@ functions! {
         let pool = pools.by_handle.get(&pool).ok_or(INVALID_VALUE)?;
         let set = pool.attributes.get(&attribute).copied();
         if attribute < RELEASE_THRESHOLD {
-            // The three ways of reuse are on unless somebody turned them off.
+            // The three ways of reuse are on unless turned off.
             return unsafe { put(value.cast::<c_uint>(), c_uint::from(set != Some(0))) };
         }
         let is_threshold = attribute == RELEASE_THRESHOLD;

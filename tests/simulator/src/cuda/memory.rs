@@ -15,7 +15,7 @@ const GRANULARITY: u64 = 2 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
     pub(super) base: u64,
-    /// What was asked for, in bytes.
+    /// Requested bytes.
     pub(super) length: u64,
     /// What it takes from the GPU.
     reserved: u64,
@@ -101,7 +101,7 @@ pub(super) fn free(driver: &Driver, base: u64) -> Outcome {
     Ok(())
 }
 
-/// Frees what a context leaves behind, and returns how many of the GPU's bytes that is.
+/// Frees the leftovers of a context, and returns their bytes of the GPU's memory.
 pub(super) fn free_all(context: usize) -> u64 {
     let mut allocations = lock(&ALLOCATIONS);
     let left: Vec<Allocation> = allocations

@@ -88,7 +88,7 @@ fn is_meant(fault: &MemoryFault, operation: Operation) -> bool {
     }
 }
 
-/// Counts the operation, and says whether it is one of those that are hit.
+/// Counts the operation, and returns whether it is one of those that are hit.
 fn strikes(fault: &MemoryFault, key: (usize, usize)) -> bool {
     let mut counts = lock(&COUNTS);
     let count = counts.entry(key).or_insert(0);
@@ -156,7 +156,7 @@ fn pages_at(address: u64, length: u64) -> Option<Range<u64>> {
 }
 
 /// # Safety
-/// The range is device memory that nobody writes meanwhile.
+/// The range is device memory that no thread writes meanwhile.
 unsafe fn memory_at(range: &Range<u64>) -> &[u8] {
     let length = usize::try_from(range.end - range.start).unwrap_or(0);
     // SAFETY: as the caller promises.

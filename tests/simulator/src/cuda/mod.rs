@@ -57,7 +57,7 @@ pub(crate) fn function(name: &str) -> Option<*mut c_void> {
         .map(|it| it.address.cast_mut())
 }
 
-/// Device memory that the allocation holds completely, for the libraries beside this one.
+/// Device memory that the allocation holds completely, for the other libraries of this node.
 pub(crate) fn device_bytes(address: u64, length: u64) -> Option<&'static mut [u8]> {
     let size = usize::try_from(length).ok()?;
     // SAFETY: the allocation holds all of it; a program that frees it during a product breaks

@@ -75,7 +75,7 @@ pub(super) struct Device<'call> {
     pub(super) mig: Option<(u32, &'call MigInstance)>,
 }
 
-/// Answers a call: fails unless NVML is initialised, and does what the scenario says of this
+/// Answers a call: fails unless NVML is initialised, and does what the scenario states for this
 /// function.
 pub(super) fn answer(function: &'static str, body: impl FnOnce(&Call) -> Answer) -> u32 {
     if INITIALIZED.load(Ordering::Acquire) == 0 {
@@ -227,7 +227,7 @@ impl Call {
         }
     }
 
-    /// A whole GPU; most values are not told of a MIG device.
+    /// A whole GPU; most values are not reported for a MIG device.
     pub(super) fn gpu(&self, handle: Handle) -> Result<Device<'_>, Failure> {
         let device = self.device(handle)?;
         if device.mig.is_some() {
@@ -275,7 +275,7 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: the interface asks for a pointer to a `T` that can be written.
+        // SAFETY: the interface requires a pointer to a `T` that can be written.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -288,17 +288,17 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: the interface asks for a pointer to an initialised `T`.
+        // SAFETY: the interface requires a pointer to an initialised `T`.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
     /// Element `index` of an array.
     pub(super) fn element(self, index: usize) -> Self {
-        // Wrapping, because the caller says how long the array is.
+        // Wrapping, because the caller states the length of the array.
         Self(self.0.wrapping_add(index))
     }
 
-    /// Fills a struct whose first field tells its version and size, when that is `version`.
+    /// Fills a struct whose first field holds its version and size, when that is `version`.
     pub(super) fn set_versioned(self, version: u32, value: T) -> Answer {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
@@ -362,14 +362,14 @@ impl TextIn {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: the interface asks for a string that ends in a NUL.
+        // SAFETY: the interface requires a string that ends in a NUL.
         Ok(unsafe { CStr::from_ptr(self.0) }
             .to_string_lossy()
             .into_owned())
     }
 }
 
-/// Answers a list the way NVML does: with too small a count it tells the right one and fails.
+/// Answers a list the way NVML does: with too small a count it returns the right one and fails.
 pub(super) fn set_list<T: Copy>(count: Out<c_uint>, array: Out<T>, items: &[T]) -> Answer {
     let room = count.get()?;
     let needed = c_uint::try_from(items.len()).map_err(|_| INVALID_ARGUMENT)?;

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint};
 
 /// Step of the supported graphics clocks in MHz, on every GPU since Maxwell.
 const CLOCK_STEP_MHZ: usize = 15;
-/// How long NVML says it averages the engines' utilisation over, in microseconds.
+/// Averaging period of the engines' utilisation as NVML reports it, in microseconds.
 // Source: real H200s, captures/h200x4.nvml-transcript.json.
 const SAMPLING_PERIOD_US: u32 = 100_000;
 
@@ -32,7 +32,7 @@ fn memory_clocks(gpu: &Gpu) -> Vec<u32> {
     clocks
 }
 
-/// Applications clocks are told of graphics, SM and memory only, and not by consumer boards.
+/// Applications clocks are reported for graphics, SM and memory only, and not by consumer boards.
 fn applications_clock(gpu: &Gpu, kind: c_uint) -> Result<u32, Failure> {
     let known = [
         sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS,
@@ -105,8 +105,8 @@ pub(super) fn throttled_ns(
     nanoseconds
 }
 
-/// Nanoseconds below the applications and base clocks, by whichever of NVML's limiters held
-/// longest; idling is one.
+/// Nanoseconds below the applications and base clocks, by NVML's limiter that held longest; idling
+/// is one.
 pub(super) fn held_below_clocks_ns(call: &Call, device: super::call::Device<'_>) -> u64 {
     [
         ThrottleReason::GpuIdle,
@@ -280,7 +280,7 @@ nvml! {
 
     fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<sys::nvmlUtilization_t>) |call| {
         let device = call.gpu(device)?;
-        // NVML does not tell utilisation of a GPU that is cut into MIG instances.
+        // NVML does not report utilisation of a GPU that is cut into MIG instances.
         if device.gpu.mig.mode == Some(true) {
             return Err(NOT_SUPPORTED);
         }

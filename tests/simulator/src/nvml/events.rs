@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Events that can be registered for, as on a real H200; only Xids and double-bit ECC errors ever
 /// come.
 const SUPPORTED: u64 = sys::nvmlEventTypeAll as u64;
-/// Changes in time take effect when somebody looks, so a waiter looks this often.
+/// Changes in time take effect when they are read; poll interval of a waiter.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The Xid that also counts as a double-bit ECC error.
 const DOUBLE_BIT_ECC_XID: u32 = 48;
@@ -49,7 +49,7 @@ fn types_of(xid: u32) -> u64 {
 }
 
 impl EventSet {
-    /// The next event that somebody registered for, if there is one by now.
+    /// The next event with a registration, if there is one by now.
     fn next(&self, call: &Call) -> Option<sys::nvmlEventData_t> {
         let state = call.node.state();
         loop {
@@ -79,7 +79,7 @@ impl EventSet {
             if wanted == 0 {
                 continue;
             }
-            // An event is told once, as the Xid if that is wanted.
+            // An event is delivered once, as the Xid if that is registered.
             let xid = u64::from(sys::nvmlEventTypeXidCriticalError);
             let event_type = if wanted & xid != 0 { xid } else { wanted };
             return Some(sys::nvmlEventData_t {

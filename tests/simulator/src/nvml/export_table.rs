@@ -18,7 +18,7 @@ use crate::gpu::Architecture;
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::{c_char, c_uint, c_void};
 
-/// The one table that `nvidia-smi` asks for, 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as its bytes lie
+/// The one table that `nvidia-smi` requests, 6c3efec4-8fc9-4e6c-a327-ee696e12f7c4 as its bytes lie
 /// in memory.
 const IDENTIFIER: [u8; 16] = [
     0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
@@ -82,7 +82,7 @@ fn answer_slot(slot: usize, call: &Call, [a, b, c]: [usize; 3]) -> Answer {
             let ancestor = topology::of_addresses(call, &text_at(a)?, &text_at(b)?)?;
             at::<c_uint>(c).set(ancestor / 10 - 1)
         }
-        // A GPU's handle by its number; `nvidia-smi` asks the named function as well.
+        // A GPU's handle by its number; `nvidia-smi` calls the named function as well.
         81 => {
             let gpus = call.visible_gpus();
             let index = gpus.get(a).copied().ok_or(INVALID_ARGUMENT)?;
@@ -107,9 +107,8 @@ fn answer_slot(slot: usize, call: &Call, [a, b, c]: [usize; 3]) -> Answer {
         243 | 249 if call.gpu(device)?.gpu.architecture < Architecture::Blackwell => {
             at::<c_uint>(b).set(0)
         }
-        // Everything else that is asked of a GPU is a value that the captures show as `N/A`
-        // (relaxed ordering, atomics, the host's maximum of the link, deferred clocks, voltage,
-        // NUMA node).
+        // Every other query of a GPU returns a value that the captures show as `N/A` (relaxed
+        // ordering, atomics, the host's maximum of the link, deferred clocks, voltage, NUMA node).
         _ if device.of_kind(HandleKind::Gpu).is_some() => Err(NOT_SUPPORTED),
         // Slot 26 writes to a debug log. `topo -m` ends where any of these fails.
         _ => Ok(()),

@@ -20,15 +20,15 @@ fn cluster_uuid(fabric: &Fabric) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// Two bits a property: not told, true, false. The configuration has four: not told, right, and
-/// what is wrong.
+/// Two bits a property: not reported, true, false. The configuration has four: not reported, right,
+/// and the faults.
 fn health_mask(fabric: &Fabric) -> u32 {
     let bits = |value: Option<bool>| match value {
         None => 0,
         Some(true) => 1,
         Some(false) => 2,
     };
-    // What is wrong with a configuration is told as "insufficient NVLinks".
+    // A wrong configuration is reported as "insufficient NVLinks".
     let configuration = match fabric.incorrect_configuration {
         None => sys::NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NOT_SUPPORTED,
         Some(false) => sys::NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE,

@@ -26,7 +26,7 @@ const ALL_LINKS: u32 = u32::MAX;
 /// gone, and links have a state of low power.
 // Source: real H200s, captures/h200x4.nvml-transcript.json.
 const FIRST_VERSION_WITH_FIELDS_BY_SCOPE: u32 = 4;
-/// What Hopper tells of the time after which an idle link saves power: the threshold that is set,
+/// Hopper's value for the time after which an idle link saves power: the threshold that is set,
 /// bounds, unit, and whether it can be set; in units of 100 microseconds.
 // Source: real H200s, captures/h200x4.nvml-transcript.json.
 const LOW_POWER_THRESHOLD: u32 = 500;
@@ -385,7 +385,7 @@ fn field(call: &Call, device: Device<'_>, id: u32, scope: u32) -> Result<Value, 
     }
 }
 
-/// What NVML tells of a link, or of the links' settings, besides counters of errors.
+/// NVML's fields of a link, or of the links' settings, besides counters of errors.
 fn link_field(gpu: &Gpu, id: u32, scope: u32) -> Option<Result<Value, Failure>> {
     let one_link = |of: &dyn Fn(u32) -> Result<Value, Failure>| {
         // There is no speed, state or version of all links together.

@@ -75,7 +75,7 @@ fn partitioned(call: &Call, device: Handle) -> Result<Device<'_>, Failure> {
     }
 }
 
-/// NVML writes these lists without looking at their length: the caller asked the profile for it.
+/// NVML writes these lists without looking at their length: the caller read it from the profile.
 fn set_handles(out: Out<Handle>, count: Out<c_uint>, handles: &[Handle]) -> super::call::Answer {
     for (index, handle) in handles.iter().enumerate() {
         out.element(index).set(*handle)?;

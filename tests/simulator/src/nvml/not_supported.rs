@@ -1,4 +1,4 @@
-//! Functions of NVML that no simulated GPU supports: each is there under its name and says so.
+//! Functions of NVML that no simulated GPU supports: each exists under its name and returns that.
 //!
 //! Written by `clients/nvml_symbols.py`: every name in `symbols.txt` (the functions of the crate
 //! nvml-wrapper-sys 0.10 and of PyPI's nvidia-ml-py 13.615) that no other module defines.

@@ -92,7 +92,7 @@ fn remote_pci_info(
     }
 }
 
-/// The address of the NVSwitch at a link's end. Where the machine has none of its own, NVML tells
+/// The address of the NVSwitch at a link's end. Where the machine has none of its own, NVML reports
 /// an address of zeros.
 fn switch_pci_info(call: &Call, link: c_uint) -> sys::nvmlPciInfo_t {
     let switches = call.scenario.host.nvswitches;

@@ -47,7 +47,7 @@ fn fan_speed(call: &Call, device: Handle, fan: c_uint, out: Out<c_uint>) -> Answ
     out.set(speed)
 }
 
-/// How far the GPU is below the temperature that it throttles at, on boards that tell that.
+/// How far the GPU is below the temperature that it throttles at, on boards that report it.
 pub(super) fn margin_c(call: &Call, device: Device<'_>) -> Option<i32> {
     let temperature = &device.gpu.temperature;
     let margin = || temperature.gpu_max_c - call.readings(device).temperature_c;

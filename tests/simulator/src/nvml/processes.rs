@@ -7,7 +7,7 @@ use super::call::{
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::c_uint;
 
-/// What NVML tells in place of an instance on a GPU without MIG.
+/// NVML's value in place of an instance on a GPU without MIG.
 const NO_INSTANCE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -100,7 +100,7 @@ pub(super) fn process_name(call: &call::Call, pid: u32) -> Result<String, Failur
     }
 }
 
-/// The command of a process, as NVML tells it: the first argument.
+/// The command of a process, as NVML reports it: the first argument.
 fn command_of(pid: u32) -> Result<String, Failure> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NOT_FOUND)?;
     let first = bytes.split(|byte| *byte == 0).next().unwrap_or_default();

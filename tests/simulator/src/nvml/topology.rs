@@ -82,7 +82,7 @@ nvml! {
     fn nvmlDeviceGetNumaNodeId(device: Handle, out: Out<c_uint>) |call| {
         let _ = out;
         call.gpu(device)?;
-        // Told only where the GPU's memory is a NUMA node of its own (Grace Hopper).
+        // Reported only where the GPU's memory is a NUMA node of its own (Grace Hopper).
         Err(NOT_SUPPORTED)
     }
 

@@ -3,7 +3,7 @@
 use simulator::{Catalogue, NodeRequest, prepare_node};
 use std::process::Command;
 
-/// The variable that tells a process that it is the one on the node.
+/// The variable that marks the process on the node.
 pub(crate) const NODE: &str = "GPU_SIMULATOR_NODE";
 
 /// Runs `body` on a node: this test runs itself again in a process whose environment names the

@@ -12,7 +12,7 @@ pub(crate) fn transcript_of(node: &str, test: &str) -> Value {
         .join(format!("{test}-{node}-{}", std::process::id()));
     let prepared = prepare_node(&NodeRequest {
         folder: &folder,
-        // Cargo builds the shared library beside the tests.
+        // Cargo builds the shared library next to the tests.
         library: &tests.with_file_name("libsimulator.so"),
         catalogue: &Catalogue::shipped(),
         node,

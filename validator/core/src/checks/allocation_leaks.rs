@@ -2,15 +2,17 @@
 //!
 //! ## Why
 //! Memory that stays in use, a context of a dead process, a zombie or a descriptor in the launcher
-//! adds up with every job, until allocations fail on a GPU that nobody seems to use.
+//! adds up with every job, until allocations fail on a GPU without visible processes.
 //!
 //! ## How it is judged
 //! Before the first worker of the allocation test and after its last, these are read: memory and
 //! processes of each GPU by NVML, open file descriptors of the parent, workers that still exist or
-//! were not reaped. Half of the workers of one phase are ended by SIGKILL at random moments. Within
-//! 2 s everything must be as before; memory may differ by 64 MiB, which the driver keeps for
-//! itself. Memory beside processes of others that came meanwhile is not judged. Judged at level
-//! `extended` and by `gpu-validator allocation`; skipped where no such test was requested.
+//! were not reaped, shared memory segments of this user, references to the module `nvidia_uvm`.
+//! Half of the workers of one phase are ended by SIGKILL at random moments. Within 2 s everything
+//! must be as before; memory may differ by 64 MiB, which the driver keeps for itself. More segments
+//! and references than before are a warning, as processes of others may have made them. Memory
+//! beside processes of others that came meanwhile is not judged. Judged at level `extended` and by
+//! `gpu-validator allocation`; skipped where no such test was requested.
 //!
 //! ## What to do
 //! `fuser -v /dev/nvidia*` lists processes that hold a GPU, also those that `nvidia-smi` does not.
@@ -59,6 +61,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let (beside_others, left): (Vec<Leftover>, Vec<Leftover>) = leftovers(before, after, &workers)
         .into_iter()
         .partition(|it| is_excused(it, allocation));
+    let (possible, left): (Vec<Leftover>, Vec<Leftover>) =
+        left.into_iter().partition(Leftover::may_be_of_others);
     if !left.is_empty() {
         return Ok(leaked(&left, facts, after.seconds));
     }
@@ -66,6 +70,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(Outcome::busy(format!(
             "{first} more than before are in use, and others came to the GPU meanwhile"
         )));
+    }
+    if let Some(finding) = possibly_left(&possible, allocation) {
+        return Ok(finding);
     }
     let text = format!(
         "nothing is left of {}",
@@ -89,6 +96,27 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     } else {
         format!("{text}, by the GPUs' memory; NVML listed none of them at any time")
     }))
+}
+
+/// Leftovers of this test or of other processes. References are not compared where others came to a
+/// GPU.
+fn possibly_left(possible: &[Leftover], allocation: &AllocationFacts) -> Option<Outcome> {
+    let gpus = &allocation.plan.gpus;
+    let others_came = gpus.iter().any(|it| !newcomers(allocation, it).is_empty());
+    let is_of_others = |it: &&Leftover| matches!(it, Leftover::UvmReferences(_)) && others_came;
+    let texts: Vec<String> = possible
+        .iter()
+        .filter(|it| !is_of_others(it))
+        .map(Leftover::to_string)
+        .collect();
+    (!texts.is_empty()).then(|| {
+        Outcome::warn(format!(
+            "after the last worker there is more than before, of the workers or of other processes: {}",
+            texts.join("; ")
+        ))
+        .expected("shared memory and references to nvidia_uvm as before the first worker")
+        .remedy("run again while no other user starts processes; list the holders: fuser -v /dev/nvidia-uvm /dev/shm/*")
+    })
 }
 
 /// Memory of which others may be the owners.
@@ -217,6 +245,32 @@ mod tests {
         for facts in [process, descriptor, listed] {
             assert_eq!(judge(&facts).verdict, Verdict::Fail);
         }
+    }
+
+    #[test]
+    fn warns_of_segments_and_references_that_others_may_have_made() {
+        let segment = allocated_node_with(|it| {
+            if let Reading::Value(before) = &mut it.before {
+                before.shared_memory = Some([].into());
+            }
+            after(it).shared_memory = Some(["psm_1".to_owned()].into());
+        });
+        let finding = judge(&segment);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.summary.ends_with(": shared memory psm_1"));
+        let mut references = allocated_node_with(|it| {
+            if let Reading::Value(before) = &mut it.before {
+                before.uvm_references = Some(2);
+            }
+            after(it).uvm_references = Some(4);
+        });
+        let finding = judge(&references);
+        assert_eq!(finding.verdict, Verdict::Warn);
+        // A process that came to a GPU has opened it.
+        let allocation = references.load.allocation.as_mut().expect("a test");
+        let uuid = allocation.plan.gpus[3].clone();
+        allocation.listed.entry(uuid).or_default().insert(4711);
+        assert_eq!(judge(&references).verdict, Verdict::Pass);
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! The burn ran for as long as was asked.
 //!
 //! ## Why
-//! A GPU that stops computing under full load stops jobs, too. What a burn did not do says nothing
-//! of the numbers.
+//! A GPU that stops computing under full load stops jobs, too. The results of a burn that ended
+//! early are judged by other checks.
 //!
 //! ## How it is judged
 //! `fail` when a CUDA call failed. `error` when the process crashed, was killed or did not answer,
 //! when nothing was multiplied, or when it multiplied for less than nine tenths of the time that
-//! was asked for. A GPU that others are using is busy. Skipped where no burn was asked for, and
+//! was requested. A GPU that others are using is busy. Skipped where no burn was requested, and
 //! where the whole run was stopped, which `run_complete` reports.
 //!
 //! ## What to do
-//! For a CUDA error, what the finding says for its code. Otherwise read the kernel log at that
-//! time: `dmesg | grep NVRM`.
+//! For a CUDA error, follow the finding's remedy for its code. Otherwise read the kernel log at
+//! that time: `dmesg | grep NVRM`.
 //!
 //! ## Source
 //! CUDA Driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>.

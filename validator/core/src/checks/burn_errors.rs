@@ -10,11 +10,11 @@
 //! correctable ECC errors within the burn that they are no single weak cell: above 20,000,000, or
 //! 10,000 in SRAM. `warn`: fewer correctable ECC errors, rows remapped or pages retired for them,
 //! PCIe replays. `error` where a counter could be read only once, or not at all although the GPU
-//! has it. Skipped where no burn was asked for.
+//! has it. Skipped where no burn was requested.
 //!
-//! Xids are those that the kernel log gained since the run began, and those that NVML told of as
-//! events meanwhile; `error` where neither could be had to the end: the log may not be read, or was
-//! written over. Where only events tell of an Xid they name no process; what an application does to
+//! Xids are those that the kernel log gained since the run began, and those that NVML reported as
+//! events meanwhile; `error` where neither was available to the end: the log may not be read, or
+//! was written over. An Xid that only events report names no process; what an application does to
 //! itself is then another's if the burn ended well.
 //!
 //! Xids for information warn, and so do those of an application's doing where the driver names a

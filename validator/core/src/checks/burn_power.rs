@@ -7,13 +7,13 @@
 //! ## How it is judged
 //! Mean power over the second half of the burn: `warn` below 75 % of the power limit, which names
 //! other users of the GPU if there were any; `error` where no power was read. Skipped where no burn
-//! was asked for, where it lasted less than five seconds, and for MIG devices, which are parts.
+//! was requested, where it lasted less than five seconds, and for MIG devices, which are parts.
 //!
 //! ## What to do
 //! See `burn_throttling`, `power_limit` and `clocks` for what holds the GPU back.
 //!
 //! ## Source
-//! DCGM's targeted power test asks for 75 % of its target,
+//! DCGM's targeted power test requires 75 % of its target,
 //! <https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html>. An H200 draws
 //! 692 to 699 W of its 700 W in BF16, FP8, TF32 and FP64.
 

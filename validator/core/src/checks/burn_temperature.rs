@@ -8,8 +8,8 @@
 //! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown
 //! temperature on, `warn` from the greatest operating temperature on; of the memory by its own
 //! limits likewise. `error` where no temperature was read, skipped where the GPU has none (a
-//! virtual GPU). Where nobody names a limit the temperature is told and skipped; `burn_throttling`
-//! still sees thermal slowdown. Skipped where no burn was asked for, and where a burn of less than
+//! virtual GPU). Where no limit is known the temperature is reported and skipped; `burn_throttling`
+//! still sees thermal slowdown. Skipped where no burn was requested, and where a burn of less than
 //! a second has no sample.
 //!
 //! ## What to do

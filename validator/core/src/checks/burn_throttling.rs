@@ -12,7 +12,7 @@
 //! times before and after, where it keeps them: `fail` when hardware thermal slowdown or the power
 //! brake grew by more than 1 % of the burn's time, and a tenth of a second; `warn` when thermal
 //! limits did. The power cap is normal. `error` where no sample has reasons or the times were not
-//! read. Skipped where no burn was asked for, and where a burn of less than a second has no sample.
+//! read. Skipped where no burn was requested, and where a burn of less than a second has no sample.
 //!
 //! ## What to do
 //! Thermal: check cooling, fans, air filters and neighbours. Power brake: check power supplies and
@@ -21,7 +21,7 @@
 //! ## Source
 //! `nvmlClocksEventReasons`,
 //! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>; DCGM objects to
-//! the bits 0xE8. That a single sample is no fault is what DCGM's users ask for
+//! the bits 0xE8. That a single sample is no fault is what DCGM's users request
 //! (<https://github.com/NVIDIA/DCGM/issues/242>).
 
 use std::collections::BTreeMap;

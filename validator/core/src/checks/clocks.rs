@@ -11,7 +11,7 @@
 //! - The greatest SM and memory clocks must be those of the other GPUs of the same name in this
 //!   machine: `warn` below.
 //!
-//! Skipped where GPU and driver tell no maximum and there is no other GPU.
+//! Skipped where GPU and driver report no maximum and there is no other GPU.
 //!
 //! ## What to do
 //! `nvidia-smi --reset-memory-clocks --reset-gpu-clocks` and

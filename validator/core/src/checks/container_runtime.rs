@@ -2,13 +2,13 @@
 //!
 //! ## Why
 //! Without the `nvidia` runtime, or without a CDI specification that is true, containers start and
-//! see no GPU, or ask for one that was replaced. The host itself looks perfect.
+//! see no GPU, or request one that was replaced. The host itself looks perfect.
 //!
 //! ## How it is judged
 //! `container_runtime.nvidia_runtime`: Docker, containerd or CRI-O knows a runtime named `nvidia`.
 //! `container_runtime.cdi`: CDI specifications list every GPU (or every MIG device) under
 //! `nvidia.com/gpu`, by index or by UUID; a UUID that no GPU of this machine has is a stale
-//! specification. Each may be required or forbidden; skipped when the profile asks for neither, and
+//! specification. Each may be required or forbidden; skipped when the profile requires neither, and
 //! in a container that sees no configuration of the host.
 //!
 //! ## What to do

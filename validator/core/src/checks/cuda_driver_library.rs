@@ -14,11 +14,11 @@
 //! loader does not look for it: this validator tries such folders, other programs do not.
 //!
 //! `CUDA_DEVICE_ORDER` with any other value than `PCI_BUS_ID` or `FASTEST_FIRST`, nothing included,
-//! is told of as the cause where `cuInit` fails for it.
+//! is reported as the cause where `cuInit` fails for it.
 //!
 //! ## What to do
-//! What the finding says for its code. `/usr/local/cuda*/compat` and `…/stubs` do not belong into
-//! `LD_LIBRARY_PATH` by default.
+//! Follow the finding's remedy for the code. `/usr/local/cuda*/compat` and `…/stubs` do not belong
+//! into `LD_LIBRARY_PATH` by default.
 //!
 //! ## Source
 //! CUDA Driver API, error codes,

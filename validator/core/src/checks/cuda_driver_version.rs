@@ -6,7 +6,7 @@
 //!
 //! ## How it is judged
 //! The version that the CUDA driver library offers must be at least `cuda.driver_minimum` of the
-//! profile. Skipped when the profile asks for none; what toolkits on the machine need is judged by
+//! profile. Skipped when the profile requires none; what toolkits on the machine need is judged by
 //! `cuda_toolkits`.
 //!
 //! ## What to do

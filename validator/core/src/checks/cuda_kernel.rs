@@ -1,8 +1,8 @@
 //! Every GPU runs a small kernel and returns the result of the host.
 //!
 //! ## Why
-//! Everything else in a report is what the driver says of a GPU. This asks the GPU itself: load a
-//! program, run it on all multiprocessors, bring the result back, and compare every value.
+//! Everything else in a report comes from the driver. This check uses the GPU itself: it loads a
+//! program, runs it on all multiprocessors, copies the result back, and compares every value.
 //!
 //! ## How it is judged
 //! One process for each GPU runs an embedded PTX kernel that needs nothing but the driver. Every
@@ -10,15 +10,15 @@
 //! that crashed, or did not answer in time, is an error, as it was not seen what the GPU computes.
 //! A GPU that others are using is busy, which is not broken, and so is one that gives no memory, or
 //! in mode `EXCLUSIVE_PROCESS` no access, while others have it or less than 1 GiB is free. In MIG
-//! mode the kernel runs on one MIG device, and the finding says of how many. Judged at level
+//! mode the kernel runs on one MIG device, and the finding states of how many. Judged at level
 //! `standard` and above; skipped where CUDA does not initialise at all, and on GPUs that a `burn`
-//! leaves out (`--gpu`, or hidden by `CUDA_VISIBLE_DEVICES`); `run` asks hidden GPUs, too, since it
-//! judges the machine.
+//! leaves out (`--gpu`, or hidden by `CUDA_VISIBLE_DEVICES`); `run` tests hidden GPUs, too, since
+//! it judges the machine.
 //!
 //! ## What to do
 //! Take the node out of service, and keep the report: wrong values are hardware until proven
-//! otherwise. For a CUDA error, what the finding says for its code, and the kernel log at that
-//! time.
+//! otherwise. For a CUDA error, follow the finding's remedy for its code, and read the kernel log
+//! at that time.
 //!
 //! ## Source
 //! CUDA Driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>; the kernel is part of this

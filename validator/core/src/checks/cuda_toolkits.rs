@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! "Driver version is insufficient", "no kernel image is available" and "unsupported PTX version"
-//! are what users of GPU images meet most. All three follow from three tables, and can be told
+//! are what users of GPU images meet most. All three follow from three tables, and can be predicted
 //! before a job meets them.
 //!
 //! ## How it is judged
@@ -12,16 +12,16 @@
 //! - works in full: the driver is at least the toolkit's own, and the toolkit compiles for the GPU:
 //!   pass;
 //! - works by minor-version compatibility: an older driver of at least the major version's minimum.
-//!   Machine code runs, PTX of this toolkit does not: pass, with that said;
+//!   Machine code runs, PTX of this toolkit does not: pass, with a note;
 //! - has no machine code for the GPU, only PTX that the driver compiles: a warning;
 //! - impossible: the driver is older than the minimum, the toolkit gave the GPU's architecture up,
-//!   or it has only PTX and the driver is too old for that: fail where the profile asks for this
+//!   or it has only PTX and the driver is too old for that: fail where the profile requires this
 //!   toolkit (`cuda.toolkits`), and where no toolkit of the machine works, as the one that programs
-//!   get by default then does not either; a warning beside a toolkit that works, and always for a
+//!   get by default then does not either; a warning where another toolkit works, and always for a
 //!   wheel or an HPC SDK, which concerns only those who select it.
 //!
 //! A `cuda-compat` library that CUDA really uses counts as the driver. Toolkits of `cuda.toolkits`
-//! in the profile must be there. Skipped when there is no toolkit and none is asked for.
+//! in the profile must be there. Skipped when there is no toolkit and none is required.
 //!
 //! ## What to do
 //! Install a driver (or where the GPUs allow it the `cuda-compat` package) that is new enough, or a

@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! CUDA reads the variable silently: it stops at the first entry that it does not know, so that one
-//! typing error takes GPUs away from every program, and nobody is told.
+//! typing error takes GPUs away from every program, without an error message.
 //!
 //! ## How it is judged
 //! Not set passes when CUDA and NVML list the same GPUs. Set, each entry must name a GPU that NVML
@@ -24,7 +24,7 @@
 use std::collections::BTreeSet;
 
 use crate::check::{Check, Judge};
-use crate::facts::{CudaDevice, Facts};
+use crate::facts::{CudaDevice, Facts, GpuFacts, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -116,12 +116,24 @@ fn judge_first(offered: &[CudaDevice], facts: &Facts) -> Outcome {
         .iter()
         .find(|device| !known.contains(device.uuid.as_str()))
     {
-        Some(device) => stranger(device),
+        Some(device) => stranger(device, facts),
         None => Outcome::pass(format!("{VARIABLE} is not set")),
     }
 }
 
-fn stranger(device: &CudaDevice) -> Outcome {
+/// A device that is not among those that NVML lists, as far as their UUIDs were read.
+fn stranger(device: &CudaDevice, facts: &Facts) -> Outcome {
+    let unread = |gpu: &&GpuFacts| {
+        gpu.uuid.value().is_none() || matches!(gpu.mig_devices, Reading::NotRead(_))
+    };
+    let unread = facts.gpus.iter().filter(unread).count();
+    if unread > 0 {
+        return Outcome::error(format!(
+            "CUDA offers {}; NVML's UUIDs of {} were not read",
+            device.uuid,
+            counted(unread, "GPU")
+        ));
+    }
     Outcome::fail(format!(
         "CUDA offers {}, which NVML does not know",
         device.uuid
@@ -136,7 +148,7 @@ fn judge_split(value: Option<&String>, offered: &[CudaDevice], facts: &Facts) ->
         .iter()
         .find(|device| !known.contains(device.uuid.as_str()))
     {
-        return stranger(device);
+        return stranger(device, facts);
     }
     let variable = value.map_or("not set".to_owned(), |it| format!("`{it}`"));
     Outcome::pass(format!(
@@ -256,6 +268,19 @@ mod tests {
         assert_eq!(judge(&healthy_node(), "{}").verdict, Verdict::Pass);
         let facts = node("7,6,5,4,3,2,1,0", &[7, 6, 5, 4, 3, 2, 1, 0]);
         assert_eq!(judge(&facts, "{}").verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn device_that_nvml_does_not_list_fails_only_where_all_uuids_were_read() {
+        let mut facts = healthy_node();
+        facts.cuda.first_gpu_only = true;
+        if let Reading::Value(devices) = &mut facts.cuda.devices {
+            devices.truncate(1);
+            devices[0].uuid = "GPU-11111111-2222-3333-4444-555555555555".to_owned();
+        }
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+        facts.gpus[7].uuid = Reading::NotRead("nvmlDeviceGetUUID did not return".to_owned());
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Error);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!
 //! ## How it is judged
 //! Fails when one of these drivers is bound to a GPU, warns when one is only loaded. A GPU bound to
-//! `vfio-pci` was given to a virtual machine on purpose; `gpu_count` says that it is missing here.
+//! `vfio-pci` was given to a virtual machine on purpose; `gpu_count` reports that it is missing
+//! here.
 //!
 //! ## What to do
 //! Denylist the driver and build the initial RAM disk again, then reboot:

@@ -7,9 +7,9 @@
 //! ## How it is judged
 //! `/dev/nvidia<minor>` must be there for every GPU that the kernel module holds (in a container,
 //! or where `/proc/driver/nvidia` is hidden: that NVML lists), with `/dev/nvidiactl` and
-//! `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those that the module
-//! is told to give (`DeviceFileMode`, 0666 by default), else it warns. A missing node only warns
-//! where NVML read that GPU all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the
+//! `/dev/nvidia-uvm`, all accessible to this process. Permission bits must be those of the module's
+//! parameter `DeviceFileMode` (0666 by default), else it warns. A missing node only warns where
+//! NVML read that GPU all the same (for `/dev/nvidia-uvm`: where CUDA initialised): then the
 //! driver's libraries made it on first use, with root's rights or by `nvidia-modprobe`, which a
 //! container cannot. A container without any of them is an `error`: it was given no GPU. With MIG
 //! on there must be capability nodes in `/dev/nvidia-caps`.

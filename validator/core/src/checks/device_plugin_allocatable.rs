@@ -7,10 +7,10 @@
 //! ## How it is judged
 //! `GetAllocatableResources` of the kubelet's socket `pod-resources/kubelet.sock` must hold, by
 //! UUID, NVML's GPUs and, where MIG is on, the MIG devices; with time-slicing or MPS (`GPU-…::3`)
-//! each as often as `kubernetes.replicas` says, else all alike. The kubelet leaves out devices that
-//! the plugin calls unhealthy. `kubernetes.resources` of the profile names numbers of resources
-//! that must be exactly so. The kubelet is waited for as long as `kubernetes.allocatable_within_s`
-//! says; how long it took is told.
+//! each `kubernetes.replicas` times, else all alike. The kubelet leaves out devices that the plugin
+//! calls unhealthy. `kubernetes.resources` of the profile names numbers of resources that must be
+//! exactly so. The time-out for the kubelet is `kubernetes.allocatable_within_s`; the finding
+//! reports the time that it took.
 //!
 //! ## What to do
 //! A GPU that is missing is unhealthy to the plugin (look at `kernel_log_xid`) or was not there

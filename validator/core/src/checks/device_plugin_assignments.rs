@@ -17,7 +17,7 @@
 //! left out. Where a container hides the processes of others, the check is skipped.
 //!
 //! ## What to do
-//! End the process, or let it run in a pod that asks for `nvidia.com/gpu`. A pod sees all GPUs
+//! End the process, or let it run in a pod that requests `nvidia.com/gpu`. A pod sees all GPUs
 //! where it is privileged or sets `NVIDIA_VISIBLE_DEVICES`: give the NVIDIA container runtime
 //! `accept-nvidia-visible-devices-envvar-when-unprivileged = false`.
 //!

@@ -2,19 +2,17 @@
 //!
 //! ## Why
 //! A plugin that started before a GPU was there, or that took one for ill, offers fewer than the
-//! node has until it is started again: it never looks a second time.
+//! node has until it is restarted: it enumerates GPUs once.
 //!
 //! ## How it is judged
-//! Only where the profile says `kubernetes.list_and_watch: true`. The first answer of
-//! `ListAndWatch` must hold, by UUID, NVML's GPUs and, where MIG is on, the MIG devices, each
-//! `Healthy`; with time-slicing or MPS (`GPU-…::3`) each as often as `kubernetes.replicas` says,
-//! else all alike.
+//! Only where the profile has `kubernetes.list_and_watch: true`. The first answer of `ListAndWatch`
+//! must hold, by UUID, NVML's GPUs and, where MIG is on, the MIG devices, each `Healthy`; with
+//! time-slicing or MPS (`GPU-…::3`) each `kubernetes.replicas` times, else all alike.
 //!
-//! Asking costs something, which is why it is not done by default: NVIDIA's plugin (0.20 and
-//! before) does not notice that the listener has gone, and hands the next GPU that falls ill to it
-//! instead of to the kubelet. So ask only before the plugin is started anew, or where nothing but
-//! the list matters. `device_plugin_allocatable` judges the kubelet's copy of the list, which costs
-//! nothing.
+//! The request has a side effect, so that it is off by default: NVIDIA's plugin (0.20 and before)
+//! does not notice that the listener has gone, and hands the next GPU that falls ill to it instead
+//! of to the kubelet. So use it only before the plugin is restarted, or where nothing but the list
+//! matters. `device_plugin_allocatable` judges the kubelet's copy of the list, which costs nothing.
 //!
 //! ## What to do
 //! Start the plugin's pod on this node again; it then lists what NVML lists. A device that is

@@ -7,16 +7,16 @@
 //! ## How it is judged
 //! Of the `DaemonSets` of NVIDIA's device plugin (by name or image), those that have a pod on this
 //! node must have it ready; one that is not is a `fail` with its waiting reason, the last lines of
-//! its log and its events. When none has a pod here it is a `fail` that says which label or
-//! toleration is missing. Without such a `DaemonSet` the check is skipped, unless
+//! its log and its events. When none has a pod here it is a `fail` that names the missing label or
+//! toleration. Without such a `DaemonSet` the check is skipped, unless
 //! `kubernetes.device_plugin_daemon_set` of the profile is `required`; `forbidden` makes one a
 //! `fail`.
 //!
 //! ## What to do
 //! No pod here: give the node the label (`kubectl label node NODE nvidia.com/gpu=true`) or the
-//! `DaemonSet` the toleration. A pod that crashes says why in its log: no NVML means that the
-//! container runtime does not give it the driver (default runtime, runtime class), no socket that
-//! it cannot reach `/var/lib/kubelet/device-plugins`.
+//! `DaemonSet` the toleration. A pod that crashes logs the reason: no NVML means that the container
+//! runtime does not give it the driver (default runtime, runtime class), no socket that it cannot
+//! reach `/var/lib/kubelet/device-plugins`.
 //!
 //! ## Source
 //! NVIDIA k8s-device-plugin, <https://github.com/NVIDIA/k8s-device-plugin#deployment-via-helm>

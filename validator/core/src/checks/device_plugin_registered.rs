@@ -1,21 +1,21 @@
 //! NVIDIA's device plugin is there and answers.
 //!
 //! ## Why
-//! The device plugin is what tells the kubelet of GPUs. Without it a node has GPUs that no pod can
-//! ask for, and nothing else on the node says so.
+//! The device plugin reports GPUs to the kubelet. Without it a node has GPUs that no pod can
+//! request, and no other component of the node reports it.
 //!
 //! ## How it is judged
-//! Each socket `nvidia*.sock` in the kubelet's folder `device-plugins` is asked
+//! Each socket `nvidia*.sock` in the kubelet's folder `device-plugins` receives
 //! `GetDevicePluginOptions`. It is a `fail` when there is none or none answers, a `warn` when one
 //! of several does not (a socket left behind). Skipped where no kubelet is, an `error` there when
-//! the profile says `kubernetes.required: true`; skipped where GPUs are given out by dynamic
+//! the profile has `kubernetes.required: true`; skipped where GPUs are given out by dynamic
 //! resource allocation.
 //!
 //! ## What to do
 //! Look whether the plugin's pod runs on this node: its `DaemonSet` needs the node's label
 //! (`nvidia.com/gpu=true` in many clusters) and a toleration of the node's taints, and its
-//! container must mount `/var/lib/kubelet/device-plugins`. Its log says when it finds no NVML: then
-//! the container runtime does not give it the driver.
+//! container must mount `/var/lib/kubelet/device-plugins`. Its log reports when it finds no NVML:
+//! then the container runtime does not give it the driver.
 //!
 //! ## Source
 //! Kubernetes, device plugins,

@@ -6,11 +6,12 @@
 //! starts: `Driver/library version mismatch`, CUDA error 803, or a GPU that does not initialise.
 //!
 //! ## How it is judged
-//! Every version that can be read must equal that of the loaded kernel module: what NVML says of
+//! Every version that can be read must equal that of the loaded kernel module: what NVML reports of
 //! the driver, NVML's own, the `libnvidia-ml` and `libcuda` files that the loader would take, and
 //! the firmware that each GPU's GSP runs. Where the loader would find no such file although NVML or
-//! CUDA was loaded, the loaded file's name must tell the version, or it is an `error`. A `libcuda`
-//! from a `cuda-compat` folder is left to `cuda_compat_package`. A pass names what was compared.
+//! CUDA was loaded, the loaded file's name must contain the version, or it is an `error`. A
+//! `libcuda` from a `cuda-compat` folder is left to `cuda_compat_package`. A pass names what was
+//! compared.
 //!
 //! ## What to do
 //! Reboot after a driver upgrade. If that does not help, remove every NVIDIA driver package and

@@ -6,7 +6,7 @@
 //!
 //! ## How it is judged
 //! The version of the loaded kernel module against `driver.minimum` and `driver.branch` of the
-//! profile, compared by number. Skipped when the profile asks for neither. Whether a driver is new
+//! profile, compared by number. Skipped when the profile requires neither. Whether a driver is new
 //! enough for the CUDA toolkits on the machine is judged by `cuda_toolkits`, and for its GPUs by
 //! `gpu_architecture_supported`.
 //!

@@ -1,14 +1,14 @@
 //! ECC is on, and stays on after the next reset.
 //!
 //! ## Why
-//! Without ECC a flipped bit in GPU memory is a wrong result that nobody sees. With a change
-//! pending, the mode that was tested is not the mode that the next boot will have.
+//! Without ECC a flipped bit in GPU memory is an undetected wrong result. With a change pending,
+//! the mode that was tested is not the mode that the next boot will have.
 //!
 //! ## How it is judged
-//! The current mode must be what the profile says (`gpus.ecc`), on by default. Where the profile
-//! says nothing, ECC off is a `fail` on a data center GPU and a `warn` elsewhere (workstation GPUs
-//! ship with it off). A different pending mode is a `warn` when the current one is right. GPUs that
-//! know no ECC are skipped, unless the reference table says that the model has it.
+//! The current mode must equal the profile's (`gpus.ecc`), on by default. Where the profile has no
+//! value, ECC off is a `fail` on a data center GPU and a `warn` elsewhere (workstation GPUs ship
+//! with it off). A different pending mode is a `warn` when the current one is right. GPUs that know
+//! no ECC are skipped, unless the reference table lists the model with it.
 //!
 //! ## What to do
 //! `nvidia-smi --ecc-config=1` on the GPU, then reset it or reboot.

@@ -6,12 +6,12 @@
 //! for weeks while every GPU looked well.
 //!
 //! ## How it is judged
-//! The service `nvidia-fabricmanager` must be active where the profile's `services` asks for it,
+//! The service `nvidia-fabricmanager` must be active where the profile's `services` requires it,
 //! where the EC2 instance type has NVSwitches, or where NVSwitches are on the PCI bus; not enabled
 //! is a warning, as it will not run after a reboot, except where it runs without a systemd unit:
 //! the GPU operator starts it in a container. Skipped elsewhere (HGX boards of Blackwell GPUs show
 //! no NVSwitch; there `fabric_state` judges the result), and in a container that does not see the
-//! host's services. What the fabric says of each GPU is judged by `fabric_state`.
+//! host's services. `fabric_state` judges the fabric's state of each GPU.
 //!
 //! ## What to do
 //! Install the package of exactly the driver's version and

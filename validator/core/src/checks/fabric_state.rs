@@ -11,12 +11,12 @@
 //! (GB200, GB300) the cluster UUID must not be zero. Anything else is a `fail`, "in progress" too:
 //! it ends by itself only in the first minutes after boot. GPUs that need no fabric are skipped;
 //! one that must have a fabric (a whole board of Hopper or newer, or an EC2 type with NVSwitches)
-//! and says that it has none is an `error`.
+//! and reports that it has none is an `error`.
 //!
 //! ## What to do
 //! Start fabric manager of exactly the driver's version
 //! (`systemctl enable --now nvidia-fabricmanager`) and read its log. On a virtual machine with
-//! shared NVSwitches the host runs it: ask the provider, or replace the instance.
+//! shared NVSwitches the host runs it: contact the provider, or replace the instance.
 //!
 //! ## Source
 //! `nvmlGpuFabricInfo_t`, <https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html>;
@@ -62,7 +62,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         format!("the NVLink fabric is unhealthy: {}", unhealthy.join(", "))
     } else if let Some(other) = other_fabric(gpu, fabric, facts) {
         other
-    } else if is_rack_scale(gpu) && fabric.cluster_uuid.as_deref().is_none_or(is_zero) {
+    } else if expect::is_rack_scale(gpu) && fabric.cluster_uuid.as_deref().is_none_or(is_zero) {
         "registered with the NVLink fabric, but the cluster UUID is zero".to_owned()
     } else {
         return Ok(Outcome::pass(
@@ -109,14 +109,6 @@ fn is_one(one: &FabricState, other: &FabricState) -> bool {
 
 fn in_words(value: Option<impl std::fmt::Display>) -> String {
     value.map_or("without a value".to_owned(), |it| it.to_string())
-}
-
-/// A GPU whose fabric spans the nodes of a rack.
-// Source: NVIDIA GB200 NVL72, Multi-Node NVLink; models by their names in the reference table.
-fn is_rack_scale(gpu: &GpuFacts) -> bool {
-    model_has(gpu, |model| {
-        matches!(model.name.as_str(), "GB200" | "GB300")
-    })
 }
 
 fn is_zero(uuid: &str) -> bool {

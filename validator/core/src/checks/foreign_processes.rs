@@ -167,9 +167,8 @@ mod tests {
             "{}",
             vec![GpuProcess {
                 pid: 7,
-                name: None,
-                used_memory_bytes: None,
                 graphics: true,
+                ..GpuProcess::default()
             }],
         );
         assert_eq!(

@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! A GPU that computes wrong numbers without a word spoils training runs and results for weeks
-//! before anybody looks at the hardware.
+//! before a fault of the hardware is suspected.
 //!
 //! ## How it is judged
 //! The reference product is proved apart from the kernel that made it: with exact operands against
@@ -17,7 +17,7 @@
 //!   embedded kernels are right, on all GPUs of the model alike: that is suspected of being a bug
 //!   of the library.
 //!
-//! Skipped where no burn was asked for, and where the run was stopped before enough was verified,
+//! Skipped where no burn was requested, and where the run was stopped before enough was verified,
 //! which `run_complete` reports.
 //!
 //! Before each product, one of 2048 words of its result is set to a value that no result has: a
@@ -26,7 +26,7 @@
 //! Each wrong block is read again, and its product is computed again into the same memory. A block
 //! that is right when read again stands right in memory: reading it erred, and the arithmetic was
 //! right. One that is wrong again was computed or stored wrong: if it is right when computed again,
-//! that happened once (arithmetic, or a bit that flipped in memory, which the ECC counters tell);
+//! that happened once (arithmetic, or a bit that flipped in memory, which the ECC counters show);
 //! if it is wrong again, it is stuck: a multiprocessor if the wrong elements name the same one, a
 //! memory cell if they have the same bit of the same address.
 //!

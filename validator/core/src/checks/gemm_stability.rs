@@ -9,7 +9,7 @@
 //! The rates of the intervals of half a second, the first second of each precision left out. `warn`
 //! when one in twenty or more lies more than 10 % below the median, which names other users of the
 //! GPU if there were any. `error` where a rate is no number. Skipped where there are fewer than six
-//! intervals, for MIG devices, whose GPU may have other guests, and where no burn was asked for.
+//! intervals, for MIG devices, whose GPU may have other guests, and where no burn was requested.
 //!
 //! ## What to do
 //! See `burn_throttling` and `burn_temperature` for that time; look for other users of the GPU, and

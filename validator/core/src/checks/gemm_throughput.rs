@@ -6,11 +6,10 @@
 //!
 //! ## How it is judged
 //! The median rate of each precision, the first second left out.
-//! - Against the reference of the model, where somebody measured one: `fail` below 75 % of it,
-//!   `warn` below 90 %. Elsewhere against a floor far below the data sheet's dense peak: `fail`
-//!   below it. Where the power limit in force is below the default one, both are lowered in
-//!   proportion. Products of less than a millisecond do not fill a GPU and are not held against
-//!   either.
+//! - Against the reference of the model, where one was measured: `fail` below 75 % of it, `warn`
+//!   below 90 %. Elsewhere against a floor far below the data sheet's dense peak: `fail` below it.
+//!   Where the power limit in force is below the default one, both are lowered in proportion.
+//!   Products of less than a millisecond do not fill a GPU and are not held against either.
 //! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more
 //!   than 10 % below, `warn` more than 5 % below.
 //!
@@ -21,7 +20,7 @@
 //! peak or of the measured reference: then the clock is wrong or the work was not done. Skipped
 //! where there is neither reference nor another GPU, where the burn lasted less than two seconds,
 //! where no product was verified (`gemm_numerics` reports that), for MIG devices, and where no burn
-//! was asked for.
+//! was requested.
 //!
 //! ## What to do
 //! The finding names what held the clocks down, if anything did: see `burn_throttling`,
@@ -29,7 +28,7 @@
 //! belongs to its vendor.
 //!
 //! ## Source
-//! DCGM asks for 75 % of its reference; gpu-fryer objects to 10 % below the others
+//! DCGM requires 75 % of its reference; gpu-fryer objects to 10 % below the others
 //! (<https://github.com/huggingface/gpu-fryer>), `SuperBench` to 5 %. The rates:
 //! `validator/core/data/gemm_rates.yaml`.
 

@@ -15,7 +15,7 @@
 //! kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG changes the
 //! picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU);
 //! the text names the first layer that misses each GPU. When nothing is expected and there is no
-//! GPU at all, or when the profile says no count and the instance type of an EC2 instance could not
+//! GPU at all, or when the profile has no count and the instance type of an EC2 instance could not
 //! be read, it could not be judged. In a container only the profile's count, NVML and CUDA are
 //! compared: the bus it sees is the host's.
 //!

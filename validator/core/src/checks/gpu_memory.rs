@@ -5,11 +5,11 @@
 //! vGPU remainder) fails jobs that fit everywhere else.
 //!
 //! ## How it is judged
-//! NVML's total memory must be at least what the profile says (`gpus.memory_minimum_mib`), else
-//! what the GPU model has. It must also be what the other GPUs of the same name in this machine
-//! have: `fail` below 97 % of the largest with the same PCI device id and ECC mode, otherwise less
-//! is a `warn`, since ECC, board and firmware take a little each. With no expectation and no other
-//! GPU, the check is skipped, as it is on GPUs that share the host's memory.
+//! NVML's total memory must be at least the profile's (`gpus.memory_minimum_mib`), else what the
+//! GPU model has. It must also be what the other GPUs of the same name in this machine have: `fail`
+//! below 97 % of the largest with the same PCI device id and ECC mode, otherwise less is a `warn`,
+//! since ECC, board and firmware take a little each. With no expectation and no other GPU, the
+//! check is skipped, as it is on GPUs that share the host's memory.
 //!
 //! ## What to do
 //! Reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if memory is still missing, replace the GPU.

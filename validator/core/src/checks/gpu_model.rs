@@ -19,7 +19,7 @@
 //! A virtual GPU (vGPU) is skipped unless the profile or the instance type names a model.
 //!
 //! ## What to do
-//! Check that the machine is of the type that its pool asks for, or correct the profile.
+//! Check that the machine is of the type that its pool requires, or correct the profile.
 //!
 //! ## Source
 //! NVIDIA's product names and compute capabilities, <https://developer.nvidia.com/cuda-gpus>.

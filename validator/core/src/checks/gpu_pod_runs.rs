@@ -2,11 +2,11 @@
 //!
 //! ## Why
 //! Everything before can be right and a user's pod still see no GPU, or all of them: the container
-//! runtime has the last word. Only a pod can tell.
+//! runtime decides in the end. Only a pod shows the result.
 //!
 //! ## How it is judged
 //! At level extended, or where `kubernetes.gpu_pod.run` of the profile is true, with the image of
-//! `kubernetes.gpu_pod.image`. As many pods at once as devices are free (or `count`) ask for one
+//! `kubernetes.gpu_pod.image`. As many pods at once as devices are free (or `count`) request one
 //! `nvidia.com/gpu` each, mount nothing, and run
 //! `gpu-validator collect --level standard --no-burn`. Each must see exactly one GPU of this node,
 //! by NVML and by CUDA, and its check kernel must be right; no two may see the same, unless GPUs

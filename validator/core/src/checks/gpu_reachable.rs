@@ -2,13 +2,13 @@
 //!
 //! ## Why
 //! A GPU that has fallen off the bus, or whose firmware no longer answers, is often still counted
-//! and listed. Jobs that get it hang or die, and so does every tool that asks it something.
+//! and listed. Jobs that get it hang or die, and so does every tool that queries it.
 //!
 //! ## How it is judged
-//! `fail` when NVML says that the GPU is lost or must be reset before it can be used. All other
-//! checks of that GPU are then skipped, because nothing else can be asked of it (they are judged if
+//! `fail` when NVML reports that the GPU is lost or must be reset before it can be used. All other
+//! checks of that GPU are then skipped, because no other query of it returns (they are judged if
 //! the profile softens this check). `error` when a call did not return in time or crashed (it is
-//! named), or when the GPU does not tell its UUID.
+//! named), or when the GPU reports no UUID.
 //!
 //! ## What to do
 //! Drain the node and reboot it; on EC2, stop and start the instance (which mostly moves it to

@@ -8,7 +8,7 @@
 //! At level image only, from files. Against the version of the kernel modules on the disk: the
 //! `libnvidia-ml` and `libcuda` that the loader would take (both must be there), the GSP firmware
 //! below `/lib/firmware/nvidia` (must be there for the open modules, which need it), and fabric
-//! manager where it is installed. CUDA toolkits that the profile asks for (`cuda.toolkits`) must be
+//! manager where it is installed. CUDA toolkits that the profile requires (`cuda.toolkits`) must be
 //! there. A `libcuda` of a `cuda-compat` package on the loader's path fails: whether it may be used
 //! depends on GPUs that the image does not know.
 //!

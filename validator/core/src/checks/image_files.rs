@@ -7,13 +7,13 @@
 //!
 //! ## How it is judged
 //! At level image only. Each path of `image.files` in the profile must be a file that is not empty.
-//! Skipped when the profile asks for none.
+//! Skipped when the profile requires none.
 //!
 //! ## What to do
 //! Run the provisioner that installs the file.
 //!
 //! ## Source
-//! This project's own rule: what an image is for is said in its profile.
+//! This project's own rule: the purpose of an image is stated in its profile.
 
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, Reading};

@@ -8,9 +8,9 @@
 //! ## How it is judged
 //! At level image only, from files, so that the build instance needs no GPU. Every kernel below
 //! `/lib/modules` must have `nvidia` and `nvidia_uvm`, built for that kernel (`vermagic`), all of
-//! one version and flavour, and these must be what the profile asks for (`driver.minimum`,
-//! `driver.branch`, `driver.kernel_module`). No kernel at all is an `error`. An image in which this
-//! was not judged never passes.
+//! one version and flavour, and these must match the profile (`driver.minimum`, `driver.branch`,
+//! `driver.kernel_module`). No kernel at all is an `error`. An image in which this was not judged
+//! never passes.
 //!
 //! ## What to do
 //! Install the headers of the kernel (`kernel-devel-…`, `linux-headers-…`) and build:

@@ -12,7 +12,9 @@
 //! errors of other devices are not judged. Where the ports above a GPU are not known, a fatal error
 //! of a port warns. A slot whose link went down and did not come up again warns, and so does the
 //! port above a GPU whose link went down. Where the kernel keeps no counters (virtual machines,
-//! mostly) the log alone is judged; how far it reaches back is judged by `kernel_log_xid`.
+//! mostly) the log alone is judged. An error that the firmware reports (APEI) and a link that the
+//! port has disabled (Downstream Port Containment, a fatal error) count like those that the kernel
+//! finds itself; how far it reaches back is judged by `kernel_log_xid`.
 //!
 //! ## What to do
 //! `lspci -vvv -s <address>`; reseat the card or its riser, update the system's firmware, or move
@@ -24,9 +26,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::cause::{CauseKind, RecommendedAction};
 use crate::check::{Check, Judge};
 use crate::facts::{Facts, PciDevice, Reading};
-use crate::findings::{Judgement, Outcome, Verdict};
+use crate::findings::{Evidence, Judgement, Outcome, Verdict};
 use crate::kernel_log_events::{self, AerSeverity, KernelEvent};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -86,13 +89,15 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         ));
     }
     let mut logged = logged_errors(facts);
-    let mut tally = Tally::default();
+    let mut objections = Objections::default();
     for device in &devices {
         let errors = logged
             .remove(device.address.as_str())
             .unwrap_or_default()
             .or_counters(device);
-        judge_device(device, errors, &mut tally);
+        let name = name_of(device);
+        objections.judge(&name, device, errors);
+        objections.tally.pass(name);
     }
     let ports_are_known = devices.iter().all(|it| it.upstream_ports.is_some());
     let below = |port: &str| {
@@ -103,15 +108,17 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     };
     for (address, errors) in &logged {
         if let Some(device) = below(address) {
-            judge_port(address, device, *errors, &mut tally);
+            let name = format!("port {address} above {}", device.address);
+            objections.judge(&name, device, *errors);
         } else if errors.fatal > 0 && !ports_are_known {
-            tally.warn(format!(
+            objections.tally.warn(format!(
                 "{} of {address}, which may lead to a GPU",
                 counted_errors(errors.fatal, "fatal")
             ));
         }
     }
-    judge_slots(facts, &devices, &mut tally);
+    judge_slots(facts, &devices, &mut objections);
+    let Objections { tally, evidence } = objections;
     let counted_by_kernel = devices.iter().all(|device| {
         device.aer_correctable.is_some()
             && device.aer_nonfatal.is_some()
@@ -140,7 +147,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         Some(Verdict::Warn | Verdict::Fail) => outcome.remedy(
             "look at the link: lspci -vvv -s ADDRESS; reseat the card or its riser, update the system's firmware, or move \
              the instance to other hardware",
-        ),
+        )
+        .evidence(evidence),
         _ => outcome,
     })
 }
@@ -181,69 +189,68 @@ fn logged_errors(facts: &Facts) -> BTreeMap<String, Errors> {
     errors
 }
 
-fn judge_device(device: &PciDevice, errors: Errors, tally: &mut Tally) {
+/// Objections, each with the GPU that it is about.
+#[derive(Default)]
+struct Objections {
+    tally: Tally,
+    evidence: Vec<Evidence>,
+}
+
+impl Objections {
+    fn add(&mut self, verdict: Verdict, device: &PciDevice, text: String) {
+        match verdict {
+            Verdict::Fail => self.tally.fail(&text),
+            _ => self.tally.warn(&text),
+        }
+        self.evidence.push(Evidence {
+            pci_address: Some(device.address.clone()),
+            verdict,
+            kind: CauseKind::Pcie,
+            recommended_action: RecommendedAction::Drain,
+            summary: text,
+            line: None,
+        });
+    }
+
+    /// A port above a GPU loses the GPU with its link, and is judged like it.
+    fn judge(&mut self, name: &str, device: &PciDevice, errors: Errors) {
+        let over = format!("more than {CORRECTABLE_MAXIMUM}");
+        if errors.fatal > 0 {
+            let text = format!("{} of {name}", counted_errors(errors.fatal, "fatal"));
+            self.add(Verdict::Fail, device, text);
+        }
+        let nonfatal = counted_errors(errors.nonfatal, "non-fatal");
+        if errors.nonfatal > CORRECTABLE_MAXIMUM {
+            self.add(
+                Verdict::Fail,
+                device,
+                format!("{nonfatal} of {name}, {over}"),
+            );
+        } else if errors.nonfatal > 0 {
+            self.add(Verdict::Warn, device, format!("{nonfatal} of {name}"));
+        }
+        if errors.correctable > CORRECTABLE_MAXIMUM {
+            let corrected = counted_errors(errors.correctable, "corrected");
+            self.add(
+                Verdict::Warn,
+                device,
+                format!("{corrected} of {name}, {over}"),
+            );
+        }
+    }
+}
+
+fn name_of(device: &PciDevice) -> String {
     let kind = if device.is_nvswitch() {
         "NVSwitch"
     } else {
         "GPU"
     };
-    let name = format!("{kind} {}", device.address);
-    if errors.fatal > 0 {
-        tally.fail(format!(
-            "{} of {name}",
-            counted_errors(errors.fatal, "fatal")
-        ));
-    }
-    if errors.nonfatal > CORRECTABLE_MAXIMUM {
-        tally.fail(format!(
-            "{} of {name}, more than {CORRECTABLE_MAXIMUM}",
-            counted_errors(errors.nonfatal, "non-fatal")
-        ));
-    } else if errors.nonfatal > 0 {
-        tally.warn(format!(
-            "{} of {name}",
-            counted_errors(errors.nonfatal, "non-fatal")
-        ));
-    }
-    if errors.correctable > CORRECTABLE_MAXIMUM {
-        tally.warn(format!(
-            "{} of {name}, more than {CORRECTABLE_MAXIMUM}",
-            counted_errors(errors.correctable, "corrected")
-        ));
-    }
-    tally.pass(name);
-}
-
-/// A port above a GPU loses the GPU with its link.
-fn judge_port(port: &str, device: &PciDevice, errors: Errors, tally: &mut Tally) {
-    let name = format!("port {port} above {}", device.address);
-    if errors.fatal > 0 {
-        tally.fail(format!(
-            "{} of {name}",
-            counted_errors(errors.fatal, "fatal")
-        ));
-    }
-    if errors.nonfatal > CORRECTABLE_MAXIMUM {
-        tally.fail(format!(
-            "{} of {name}, more than {CORRECTABLE_MAXIMUM}",
-            counted_errors(errors.nonfatal, "non-fatal")
-        ));
-    } else if errors.nonfatal > 0 {
-        tally.warn(format!(
-            "{} of {name}",
-            counted_errors(errors.nonfatal, "non-fatal")
-        ));
-    }
-    if errors.correctable > CORRECTABLE_MAXIMUM {
-        tally.warn(format!(
-            "{} of {name}, more than {CORRECTABLE_MAXIMUM}",
-            counted_errors(errors.correctable, "corrected")
-        ));
-    }
+    format!("{kind} {}", device.address)
 }
 
 /// Slots whose link went down and did not come up again, and ports above a GPU whose link did.
-fn judge_slots(facts: &Facts, devices: &[&PciDevice], tally: &mut Tally) {
+fn judge_slots(facts: &Facts, devices: &[&PciDevice], objections: &mut Objections) {
     let Some(log) = facts.host.kernel_log.value() else {
         return;
     };
@@ -271,11 +278,15 @@ fn judge_slots(facts: &Facts, devices: &[&PciDevice], tally: &mut Tally) {
             .find(|it| it.upstream_ports.iter().flatten().any(|it| it == port));
         let is_down = newest.get(port).is_some_and(|it| it.1);
         match leads_to {
-            Some(device) => tally.warn(format!(
-                "the link of port {port} above {} went down {count} times",
-                device.address
-            )),
-            None if is_down => tally.warn(format!(
+            Some(device) => objections.add(
+                Verdict::Warn,
+                device,
+                format!(
+                    "the link of port {port} above {} went down {count} times",
+                    device.address
+                ),
+            ),
+            None if is_down => objections.tally.warn(format!(
                 "the link of port {port} is down, and what was in its slot is not on the bus"
             )),
             None => {}

@@ -20,8 +20,11 @@
 //!
 //! Messages without a number are evidence, too: a GPU that has fallen off the bus, is lost or
 //! disconnected counts as Xid 79; "reset required" and "requiring os reboot to recover" fail. A
-//! task that hangs in the driver's functions warns, and fails where it is the driver's own or was
-//! reported again.
+//! task that hangs in the driver's functions, or locks a processor up there, warns, and fails where
+//! it is the driver's own or was reported again; a crash of the kernel in the driver fails, and so
+//! does a fatal error of UVM, after which CUDA works on no GPU. A device that the driver could not
+//! initialize (`RmInitAdapter failed`) fails, and warns where it works now. A GPU without its power
+//! cable counts as Xid 54, one whose configuration space is inaccessible as Xid 79.
 //!
 //! Xid 13 and 31 blame the application, unless the same multiprocessor is named for different
 //! processes: three warn, five fail, as long as no other multiprocessor of the GPU and no other GPU
@@ -391,6 +394,16 @@ impl<'a> History<'a> {
         came_after && works
     }
 
+    /// An NVSwitch at this address that its driver holds.
+    fn has_a_driver(&self, address: &str) -> bool {
+        let devices = self.facts.host.pci_devices.value();
+        devices.is_some_and(|it| {
+            it.iter().any(|device| {
+                device.address == address && device.is_nvswitch() && device.driver.is_some()
+            })
+        })
+    }
+
     fn is_switch(&self, address: &str) -> bool {
         let devices = self.facts.host.pci_devices.value();
         devices.is_some_and(|it| {
@@ -523,22 +536,80 @@ fn judge_event(event: &TimedEvent, history: &History<'_>, policy: &XidPolicy) ->
             kind: CauseKind::GpuHardware,
             action: RecommendedAction::Drain,
         }),
+        KernelEvent::KernelCrash => Some(Judged {
+            what: "the kernel crashed in the driver".to_owned(),
+            verdict: Verdict::Fail,
+            remedy: "drain and reboot the node: the driver keeps the locks of the task that crashed"
+                .to_owned(),
+            kind: CauseKind::Driver,
+            action: RecommendedAction::Reboot,
+        }),
+        KernelEvent::Lockup { task } => Some(judge_lockup(task.as_deref(), event)),
+        KernelEvent::GpuInitializationFailed { pci_address } => {
+            Some(judge_initialization(pci_address.as_deref(), event, history))
+        }
         KernelEvent::Aer { .. }
         | KernelEvent::SlotLinkDown { .. }
         | KernelEvent::SlotLinkUp { .. }
         | KernelEvent::DriverLoaded
         | KernelEvent::GpuEnumerated { .. }
-        | KernelEvent::GpuInitializationFailed { .. }
         | KernelEvent::ApiMismatch
         | KernelEvent::NouveauBound { .. } => None,
     }
 }
 
+/// A processor that does not leave the driver's functions.
+fn judge_lockup(task: Option<&str>, event: &TimedEvent) -> Judged {
+    let is_the_drivers = task.is_some_and(kernel_log_events::is_the_drivers_task);
+    Judged {
+        what: match task {
+            Some(task) => format!("task {task} locked a processor up in the driver"),
+            None => "a processor stalled in the driver".to_owned(),
+        },
+        verdict: if is_the_drivers || event.count > 1 {
+            Verdict::Fail
+        } else {
+            Verdict::Warn
+        },
+        remedy: "read the call trace in the kernel log; drain and reboot the node".to_owned(),
+        kind: CauseKind::Driver,
+        action: RecommendedAction::Reboot,
+    }
+}
+
+/// A GPU that the driver could not start and that works now is at fault less than one that it never
+/// started.
+fn judge_initialization(
+    address: Option<&str>,
+    event: &TimedEvent,
+    history: &History<'_>,
+) -> Judged {
+    let is_the_gpus = |gpu: &&GpuFacts| {
+        address.is_some_and(|it| gpu.pci_address.value().is_some_and(|of| of == it))
+    };
+    let works = match history.facts.gpus.iter().find(is_the_gpus) {
+        Some(gpu) => gpu_works(gpu),
+        // A switch that has its driver works; a message without an address names no GPU.
+        None => address.is_none_or(|it| history.has_a_driver(it)),
+    };
+    let verdict = match (works, history.has_recovered(event, address)) {
+        (true, true) => Verdict::Pass,
+        (true, false) => Verdict::Warn,
+        (false, _) => Verdict::Fail,
+    };
+    Judged {
+        what: "the driver could not initialize the device".to_owned(),
+        verdict,
+        remedy: "read the messages before it in the kernel log; reset the GPU or reboot, and have the hardware inspected \
+                 if it comes back"
+            .to_owned(),
+        kind: CauseKind::GpuFirmware,
+        action: RecommendedAction::Reset,
+    }
+}
+
 fn judge_hung_task(task: &str, event: &TimedEvent) -> Judged {
-    // Source: the names of the driver's kernel threads and tools.
-    let is_the_drivers = ["nvidia", "nv_queue", "nv_open_q", "UVM "]
-        .iter()
-        .any(|it| task.starts_with(it));
+    let is_the_drivers = kernel_log_events::is_the_drivers_task(task);
     // The kernel reports a task again at every interval in which it still waits.
     let reported_again = event.count > 1 || event.text.contains("blocked for more than 24");
     Judged {
@@ -1153,6 +1224,51 @@ mod tests {
         // A trace of another task, long after.
         let finding = judge(&node_at(&[(80_000.0, hung), (80_100.0, frame)]), "{}");
         assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
+    }
+
+    #[test]
+    fn a_gpu_that_did_not_start_and_works_now_warns() {
+        let mut facts = node_with(&[]);
+        let address = facts.gpus[1]
+            .pci_address
+            .value()
+            .cloned()
+            .expect("an address");
+        let text = format!("NVRM: GPU {address}: RmInitAdapter failed! (0x62:0x40:2168)");
+        log(&mut facts).records = node_with(&[&text])
+            .host
+            .kernel_log
+            .value()
+            .expect("a log")
+            .records
+            .clone();
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Warn);
+        facts.gpus.remove(1);
+        assert_eq!(judge(&facts, "{}").verdict, Verdict::Fail);
+    }
+
+    #[test]
+    fn a_crash_or_lockup_of_the_driver_wants_a_reboot() {
+        let verdict = |messages: &[&str]| judge(&node_with(messages), "{}").verdict;
+        let trace = "RIP: 0010:uvm_va_space_destroy+0x1/0x2 [nvidia_uvm]";
+        assert_eq!(
+            verdict(&[
+                "BUG: unable to handle page fault for address: ffffa0b1c2d3e4f0",
+                trace
+            ]),
+            Verdict::Fail
+        );
+        assert_eq!(
+            verdict(&[
+                "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+                trace
+            ]),
+            Verdict::Warn
+        );
+        assert_eq!(
+            verdict(&["watchdog: BUG: soft lockup - CPU#5 stuck for 26s! [UVM GPU1 BH:1234]"]),
+            Verdict::Fail
+        );
     }
 
     #[test]

@@ -7,14 +7,14 @@
 //!
 //! ## How it is judged
 //! `nvidia` must be among the loaded modules. It fails when GPUs are on the PCI bus and the module
-//! is not loaded. Where there is no NVIDIA GPU on the bus either, nothing says that the module
-//! should be there, so it cannot be judged. An NVML that answers is proof enough in a sandbox that
-//! hides the modules.
+//! is not loaded. Where there is no NVIDIA GPU on the bus either, there is no evidence that the
+//! module should be there, so it cannot be judged. An NVML that answers is proof enough in a
+//! sandbox that hides the modules.
 //!
 //! ## What to do
-//! `modprobe nvidia` and read what the kernel log says. If the module does not exist for this
-//! kernel: `dkms status`, install the headers of the running kernel and the driver package again.
-//! If `nouveau` holds the GPU, denylist it.
+//! `modprobe nvidia` and read the kernel log. If the module does not exist for this kernel:
+//! `dkms status`, install the headers of the running kernel and the driver package again. If
+//! `nouveau` holds the GPU, denylist it.
 //!
 //! ## Source
 //! NVIDIA Driver Installation Guide,

@@ -6,8 +6,8 @@
 //! faulty for good.
 //!
 //! ## How it is judged
-//! `fail` when the driver says that memory is unrepairable, or that a channel or TPC repair waits
-//! for a reset. Skipped where GPU or driver know neither.
+//! `fail` when the driver reports that memory is unrepairable, or that a channel or TPC repair
+//! waits for a reset. Skipped where GPU or driver know neither.
 //!
 //! ## What to do
 //! Pending: drain the node and reset the GPU or reboot. Unrepairable: return the GPU.

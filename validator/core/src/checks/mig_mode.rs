@@ -5,14 +5,13 @@
 //! reset makes the next boot another machine than the one that was tested.
 //!
 //! ## How it is judged
-//! - The mode must be what the profile says (`gpus.mig`): `fail` otherwise. Without it, both modes
-//!   are right.
-//! - In MIG mode: no MIG device is a `fail`, and so is another number than `gpus.mig_devices` asks
-//!   for.
+//! - The mode must equal the profile's (`gpus.mig`): `fail` otherwise. Without it, both modes are
+//!   right.
+//! - In MIG mode: no MIG device is a `fail`, and so is another number than `gpus.mig_devices`.
 //! - A different pending mode is a `warn` when the current one is right.
 //!
 //! GPUs without MIG are skipped; one of which the profile wants MIG, or whose model has it, is an
-//! `error` when it cannot say.
+//! `error` when it reports no mode.
 //!
 //! ## What to do
 //! `nvidia-smi --multi-instance-gpu=0` (or 1) on the GPU, then reset it or reboot; create devices

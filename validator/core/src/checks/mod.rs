@@ -5,10 +5,12 @@
 
 mod allocation_balance;
 mod allocation_isolation;
+mod allocation_layouts;
 mod allocation_leaks;
 mod allocation_oversubscription;
 mod allocation_scaling;
 mod allocation_success;
+mod bar1_memory;
 mod burn_completed;
 mod burn_errors;
 mod burn_power;
@@ -16,6 +18,7 @@ mod burn_temperature;
 mod burn_throttling;
 mod clocks;
 mod compute_mode;
+mod container_limits;
 mod container_runtime;
 mod cuda_compat_package;
 mod cuda_driver_library;
@@ -55,6 +58,7 @@ mod image_free_disk;
 mod image_kernel_modules;
 mod image_leftovers;
 mod image_services;
+mod imex_service;
 mod inforom;
 mod injected_environment;
 mod jax_cuda;
@@ -107,6 +111,11 @@ macro_rules! documentation {
 /// All checks, in the order in which reports list them: by stage, then by id.
 pub static ALL: &[Entry] = &[
     Entry {
+        check: &container_limits::CHECK,
+        file_name: "container_limits",
+        documentation: documentation!("container_limits"),
+    },
+    Entry {
         check: &denylisted_driver_absent::CHECK,
         file_name: "denylisted_driver_absent",
         documentation: documentation!("denylisted_driver_absent"),
@@ -157,6 +166,11 @@ pub static ALL: &[Entry] = &[
         documentation: documentation!("image_services"),
     },
     Entry {
+        check: &imex_service::CHECK,
+        file_name: "imex_service",
+        documentation: documentation!("imex_service"),
+    },
+    Entry {
         check: &injected_environment::CHECK,
         file_name: "injected_environment",
         documentation: documentation!("injected_environment"),
@@ -205,6 +219,11 @@ pub static ALL: &[Entry] = &[
         check: &toolkit_on_path::CHECK,
         file_name: "toolkit_on_path",
         documentation: documentation!("toolkit_on_path"),
+    },
+    Entry {
+        check: &bar1_memory::CHECK,
+        file_name: "bar1_memory",
+        documentation: documentation!("bar1_memory"),
     },
     Entry {
         check: &clocks::CHECK,
@@ -450,6 +469,11 @@ pub static ALL: &[Entry] = &[
         check: &allocation_isolation::CHECK,
         file_name: "allocation_isolation",
         documentation: documentation!("allocation_isolation"),
+    },
+    Entry {
+        check: &allocation_layouts::CHECK,
+        file_name: "allocation_layouts",
+        documentation: documentation!("allocation_layouts"),
     },
     Entry {
         check: &allocation_leaks::CHECK,

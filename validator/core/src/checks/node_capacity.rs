@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! The scheduler knows a node's GPUs by two numbers only. At least one is not enough: a node with
-//! eight GPUs that offers seven is paid for in full, and nobody notices.
+//! eight GPUs that offers seven is paid for in full, without an alarm.
 //!
 //! ## How it is judged
 //! Over NVIDIA's resources of GPUs (`nvidia.com/gpu…`, `nvidia.com/mig-…`) of the node object,
@@ -10,7 +10,7 @@
 //! as it is shared: by `kubernetes.replicas`, else by the label `nvidia.com/gpu.replicas`, else by
 //! the kubelet's list. `kubernetes.resources` of the profile names numbers that must be exactly so.
 //! Skipped without a kubelet and without credentials for the API server, an `error` where the
-//! profile says `kubernetes.api.required: true`.
+//! profile has `kubernetes.api.required: true`.
 //!
 //! ## What to do
 //! Allocatable below capacity: the device plugin calls GPUs unhealthy (see `kernel_log_xid`).

@@ -7,12 +7,13 @@
 //! ## How it is judged
 //! On the node object: `Ready` must be `True`; `MemoryPressure`, `DiskPressure`, `PIDPressure` and
 //! `NetworkUnavailable` must not be `True`; `AcceleratedHardwareReady` (EKS) must not be `False`. A
-//! cordoned node is a `warn`: somebody wants it so. Other conditions are left to those who write
-//! them, `GpuValidated` above all: it is this validator's own and says what was, not what is.
+//! cordoned node is a `warn`: it is an administrator's decision. Other conditions are left to those
+//! who write them, `GpuValidated` above all: it is this validator's own, and describes an earlier
+//! run.
 //!
 //! ## What to do
-//! The condition's message says what is wrong: `kubectl describe node NODE`.
-//! `kubectl uncordon NODE` opens a cordoned one.
+//! The condition's message names the problem: `kubectl describe node NODE`. `kubectl uncordon NODE`
+//! opens a cordoned one.
 //!
 //! ## Source
 //! Kubernetes, node status, <https://kubernetes.io/docs/reference/node/node-status/#condition>;

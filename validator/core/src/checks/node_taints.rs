@@ -11,7 +11,7 @@
 //!
 //! ## What to do
 //! `kubectl taint node NODE nvidia.com/gpu=true:NoSchedule`, and for nodes to come in the node
-//! group: Terraform's `taint`, or the kubelet's `--register-with-taints`. Pods that ask for GPUs
+//! group: Terraform's `taint`, or the kubelet's `--register-with-taints`. Pods that request GPUs
 //! need the toleration; the admission plugin `ExtendedResourceToleration` gives it to them.
 //!
 //! ## Source

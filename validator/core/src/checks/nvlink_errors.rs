@@ -12,7 +12,7 @@
 //! than that of one kind on one link is a `fail`, and fewer pass.
 //!
 //! CRC errors are repaired by sending again, and a healthy link collects some (33 to 229 a link
-//! were counted on eight H200s four minutes after boot): they are told and not judged. Symbol
+//! were counted on eight H200s four minutes after boot): they are reported and not judged. Symbol
 //! errors are what error correction is there for.
 //!
 //! A counter that some active links of the GPU have and others lack is an `error`. GPUs without

@@ -5,18 +5,19 @@
 //! at the pace of the slowest. Or it fails at once.
 //!
 //! ## How it is judged
-//! The number of active links must reach what the profile says (`gpus.nvlinks`), else what the EC2
-//! instance type connects, else all links of the model where a whole board of eight GPUs is in the
-//! machine. Fewer is a `fail` that names each inactive link.
+//! The number of active links must reach the profile's (`gpus.nvlinks`), else that of the EC2
+//! instance type, else all links of the model where a whole board of eight GPUs is in the machine.
+//! Fewer is a `fail` that names each inactive link.
 //!
-//! Where nobody says how many, a GPU with fewer active links than another of its name in this
-//! machine is a `fail`, and inactive links are otherwise a `warn`, because bridges and virtual
-//! machines rightly connect fewer (Azure's `NCv5`: 12 of 18). A GPU that is alone in its machine
-//! and has no active link is skipped, and so are cards that only a bridge can link, when no link of
-//! the machine is active, and an A100 in MIG mode, whose links go inactive by design, unless the
+//! Where no number is known, a GPU with fewer active links than another of its name in this machine
+//! is a `fail`, and inactive links are otherwise a `warn`, because bridges and virtual machines
+//! rightly connect fewer (Azure's `NCv5`: 12 of 18). A GPU that is alone in its machine and has no
+//! active link is skipped, and so are cards that only a bridge can link, when no link of the
+//! machine is active, and an A100 in MIG mode, whose links go inactive by design, unless the
 //! profile states `gpus.nvlinks`. An active link that is slower than the GPU's other links is a
-//! `warn`; a GPU all of whose links are slower than those of another GPU of its name is a `fail`.
-//! GPUs without NVLink are skipped.
+//! `warn`, and so are links that are all slower than those of its architecture (25 GB/s on Volta,
+//! A100 and Hopper, 50 GB/s on data center Blackwell); a GPU all of whose links are slower than
+//! those of another GPU of its name is a `fail`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
 //! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`),
@@ -62,6 +63,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     worst_of([
         Ok(count),
         Ok(judge_speed(links)),
+        Ok(judge_speed_of_the_model(links, gpu)),
         judge_speed_among_siblings(links, gpu, facts),
     ])
 }
@@ -153,6 +155,40 @@ fn judge_speed(links: &[NvLink]) -> Outcome {
     ))
     .expected(format!("{fastest} MB/s on every link"))
     .observed(slow)
+    .remedy(REMEDY)
+}
+
+/// Of a link, the least rate in MB/s that data center GPUs of this compute capability have; NVML
+/// reports 25781 on V100 and A100, 26562 on Hopper and 53125 on Blackwell. Boards of other
+/// capabilities (A40, RTX A6000) have links of other rates.
+// Source: nvidia-smi nvlink -s of these GPUs (tests/facts, tests/simulator/captures), which states
+// 25 GB/s a link of NVLink 2 to 4 and 50 GB/s of NVLink 5, as NVIDIA's data sheets do.
+fn rate_of_the_architecture(gpu: &GpuFacts) -> Option<u64> {
+    let capability = gpu.compute_capability.value()?;
+    match (capability.major, capability.minor) {
+        (7..=9, 0) => Some(25_000),
+        (10, _) => Some(50_000),
+        _ => None,
+    }
+}
+
+/// All links at a lower rate are as slow as one, and no neighbour shows it.
+fn judge_speed_of_the_model(links: &[NvLink], gpu: &GpuFacts) -> Outcome {
+    let Some(wanted) = rate_of_the_architecture(gpu) else {
+        return Outcome::skip("no rate is known for links of this architecture");
+    };
+    let active = links.iter().filter(|it| it.active);
+    let Some(fastest) = active.filter_map(|it| it.speed_mbps).max() else {
+        return Outcome::skip("no active link reported its speed");
+    };
+    if fastest >= wanted {
+        return Outcome::pass("as fast as the architecture has them");
+    }
+    Outcome::warn(format!(
+        "the NVLinks run at {fastest} MB/s at most, those of this architecture at {wanted} MB/s"
+    ))
+    .expected(format!("at least {wanted} MB/s"))
+    .observed(format!("{fastest} MB/s"))
     .remedy(REMEDY)
 }
 

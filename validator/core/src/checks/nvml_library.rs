@@ -2,15 +2,15 @@
 //!
 //! ## Why
 //! `nvidia-smi`, DCGM, the Kubernetes device plugin and this validator see GPUs through NVML only.
-//! Without it nobody can count, watch or hand out a GPU.
+//! Without it no tool can count, monitor or allocate a GPU.
 //!
 //! ## How it is judged
 //! `nvmlInit` must succeed. It fails when the driver is loaded and no `libnvidia-ml.so.1` is on the
 //! loader's path, or one that the loader cannot load (an empty file, for instance) while the
-//! driver's lies elsewhere. Any other refusal means that NVML could not be asked (the reason is in
-//! the text; a library of another version is named by `driver_components_match`). It warns when a
-//! call hung or the probing process crashed on the way: what was read stands, but programs that use
-//! NVML will hang or crash as well. It warns, too, when the library lies in a folder where the
+//! driver's lies elsewhere. Any other refusal means that NVML could not be queried (the reason is
+//! in the text; a library of another version is named by `driver_components_match`). It warns when
+//! a call hung or the probing process crashed on the way: what was read stands, but programs that
+//! use NVML will hang or crash as well. It warns, too, when the library lies in a folder where the
 //! loader does not look for it: this validator tries such folders, other programs do not.
 //!
 //! ## What to do

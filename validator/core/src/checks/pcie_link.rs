@@ -5,28 +5,29 @@
 //! generation. Everything still runs; every copy between host and GPU is slow.
 //!
 //! ## How it is judged
-//! Width, always: `fail` below what the profile (`gpus.pcie.width`) asks for, else below the least
-//! width with which NVIDIA's diagnostics are content for this model; `fail` when another GPU of the
-//! same name in this machine has more lanes, or when the link is narrower than GPU and slot can do
-//! together. On virtual machines that last one is a `warn`: the real slot is hidden from the guest
-//! (some EC2 types connect 8 of 16 lanes by design), so state the width in the profile.
+//! Width, always: `fail` below the profile's (`gpus.pcie.width`), else below the least width with
+//! which NVIDIA's diagnostics are content for this model; `fail` when another GPU of the same name
+//! in this machine has more lanes, or when the link is narrower than GPU and slot can do together.
+//! On virtual machines that last one is a `warn`: the real slot is hidden from the guest (some EC2
+//! types connect 8 of 16 lanes by design), so state the width in the profile.
 //!
 //! `/sys/bus/pci` is held against NVML: fewer lanes there are a `fail`, a `warn` on virtual
 //! machines.
 //!
 //! Generation: what GPU and slot can reach together is held against the profile
 //! (`gpus.pcie.generation`), else against the diagnostics' least generation, and against the other
-//! GPUs of the same name (`fail`). The current generation is judged only while the GPU is at work
-//! in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it again in
+//! GPUs of the same name (`fail`); an SXM GPU of Hopper or newer that reaches less than its own
+//! generation on bare metal is a `warn`. The current generation is judged only while the GPU is at
+//! work in P0, and only as a `warn`: an idle GPU lowers it to save power, and raises it again in
 //! moments.
 //!
 //! Under load, where the link was sampled: fewer lanes than before in any sample is a `fail`, and
 //! so is a lower generation than GPU and slot can do together in more than a tenth of the samples.
 //!
 //! GPUs that are not known as data center models fail only against the profile or without any lane;
-//! what else would be a `fail` is a `warn` there, since workstations rightly share lanes (x8/x8)
-//! and have older slots. Virtual GPUs that have no link of their own are skipped, an `error` where
-//! the profile asks for one.
+//! any other `fail` is a `warn` there, since workstations rightly share lanes (x8/x8) and have
+//! older slots. Virtual GPUs that have no link of their own are skipped, an `error` where the
+//! profile requires one.
 //!
 //! ## What to do
 //! Reseat the GPU, riser or cable. On a cloud machine, replace the instance.
@@ -152,6 +153,9 @@ fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile
     Outcome::pass(format!("the PCIe link has {width} lanes"))
 }
 
+/// Hopper's major compute capability. Boards of older GPUs are found in older hosts.
+const HOPPER: u32 = 9;
+
 fn judge_reachable_generation(
     link: &PcieLink,
     gpu: &GpuFacts,
@@ -175,7 +179,22 @@ fn judge_reachable_generation(
     if let Some(better) = best_of_siblings(gpu, facts, |it| it.max_generation, generation) {
         return short_of(better, "another GPU of this model here reaches", false);
     }
+    let own = link.gpu_max_generation.filter(|it| generation < *it);
+    if let Some(own) = own.filter(|_| is_on_bare_metal(gpu) && is_on_a_board(gpu)) {
+        return Outcome::warn(format!(
+            "GPU and slot reach PCIe generation {generation}, the GPU {own}, and its board has no older slot"
+        ))
+        .expected(format!("generation {own}"))
+        .observed(format!("generation {generation}"))
+        .remedy("look at the PCIe settings of the system's firmware; then reseat the board or replace the retimer");
+    }
     Outcome::pass(format!("generation {generation} can be reached"))
+}
+
+/// An SXM GPU of Hopper or newer: it sits on a baseboard whose switches are of its own generation.
+fn is_on_a_board(gpu: &GpuFacts) -> bool {
+    expect::gpu_model(gpu)
+        .is_some_and(|model| model.whole_board_nvlinks && model.compute_capability.major >= HOPPER)
 }
 
 fn judge_current_generation(link: &PcieLink, gpu: &GpuFacts) -> Outcome {

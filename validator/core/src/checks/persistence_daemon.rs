@@ -1,15 +1,15 @@
 //! The persistence daemon runs.
 //!
 //! ## Why
-//! `nvidia-persistenced` keeps the driver's state of every GPU while nobody uses it. Persistence
-//! mode that somebody set with `nvidia-smi -pm 1` instead is gone after the next reboot, and NVIDIA
-//! calls that way deprecated.
+//! `nvidia-persistenced` keeps the driver's state of every GPU while no process uses it.
+//! Persistence mode that was set with `nvidia-smi -pm 1` instead is gone after the next reboot, and
+//! NVIDIA calls that way deprecated.
 //!
 //! ## How it is judged
-//! The service `nvidia-persistenced` must be active and enabled, or be what `services` of the
-//! profile says. Inactive fails when persistence mode is off on a GPU (or was not read), and warns
-//! when the mode is on without the daemon or all GPUs are consumer cards. Active but not enabled
-//! warns: it will not be there after a reboot, unless it runs without a systemd unit, in a
+//! The service `nvidia-persistenced` must be active and enabled, or in the state that `services` of
+//! the profile requires. Inactive fails when persistence mode is off on a GPU (or was not read),
+//! and warns when the mode is on without the daemon or all GPUs are consumer cards. Active but not
+//! enabled warns: it will not be there after a reboot, unless it runs without a systemd unit, in a
 //! container. Skipped when the profile wants persistence mode off, without systemd, and in a
 //! container that does not see the host's services.
 //!

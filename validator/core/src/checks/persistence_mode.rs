@@ -2,12 +2,12 @@
 //!
 //! ## Why
 //! Without persistence mode the driver unloads a GPU's state when its last client ends: the next
-//! job pays seconds of initialisation, counters and modes are lost between jobs, and a GPU that
-//! nobody uses cannot be watched.
+//! job pays seconds of initialisation, counters and modes are lost between jobs, and a GPU that no
+//! process uses cannot be monitored.
 //!
 //! ## How it is judged
-//! NVML's persistence mode of each GPU must be what the profile says (`gpus.persistence_mode`), on
-//! by default; without a profile off is a warning on consumer cards, which workstations use without
+//! NVML's persistence mode of each GPU must equal the profile's (`gpus.persistence_mode`), on by
+//! default; without a profile off is a warning on consumer cards, which workstations use without
 //! the daemon. GPUs that know no persistence mode are skipped, an `error` where the profile states
 //! it.
 //!

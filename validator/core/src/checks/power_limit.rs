@@ -2,11 +2,11 @@
 //!
 //! ## Why
 //! A lowered power limit makes a GPU slower under load and leaves no other trace: the GPU works as
-//! told.
+//! configured.
 //!
 //! ## How it is judged
-//! The limit in force must be what the profile says (`gpus.power_limit_w`), to the watt: `fail`
-//! otherwise. Where the profile says nothing, a limit below the GPU's own default is a `warn`, and
+//! The limit in force must equal the profile's (`gpus.power_limit_w`), to the watt: `fail`
+//! otherwise. Where the profile has no value, a limit below the GPU's own default is a `warn`, and
 //! so is one below that of another GPU of the same name in this machine. GPUs whose power cannot be
 //! limited are skipped, an `error` where the profile states a limit.
 //!

@@ -1,16 +1,17 @@
 //! The driver requests no recovery action.
 //!
 //! ## Why
-//! After a fatal error the driver itself says what the GPU needs before it can work again: a reset,
-//! a reboot, or that work be drained first. Work that starts before that fails, or gives wrong
-//! results.
+//! After a fatal error the driver itself reports what the GPU needs before it can work again: a
+//! reset, a reboot, or that work be drained first. Work that starts before that fails, or gives
+//! wrong results.
 //!
 //! ## How it is judged
 //! NVML's GPU recovery action must be "none"; any other, known or new, is a `fail`. Drivers that
 //! keep no recovery action are skipped.
 //!
 //! ## What to do
-//! What the driver asks for: drain, reset the GPU (`nvidia-smi --gpu-reset`), or reboot the node.
+//! The action that the driver reports: drain, reset the GPU (`nvidia-smi --gpu-reset`), or reboot
+//! the node.
 //!
 //! ## Source
 //! `nvmlDeviceGpuRecoveryAction_t`,

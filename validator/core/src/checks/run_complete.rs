@@ -5,13 +5,13 @@
 //! tool that counts failures.
 //!
 //! ## How it is judged
-//! The facts must say when they were collected, and that collection was not interrupted.
+//! The facts must state when they were collected, and that collection was not interrupted.
 //!
 //! ## What to do
 //! Run again and let it finish.
 //!
 //! ## Source
-//! This project's own rule: what was not looked at never passes.
+//! This project's own rule: a value that was not read never passes.
 
 use crate::check::{Check, Judge};
 use crate::facts::Facts;

@@ -6,13 +6,13 @@
 //!
 //! ## How it is judged
 //! Each unit under `services` of the profile must be `active`, `enabled` or `installed`, or
-//! `inactive`, as it says there. `nvidia-persistenced` and `nvidia-fabricmanager` are left to
+//! `inactive`, as stated there. `nvidia-persistenced` and `nvidia-fabricmanager` are left to
 //! `persistence_daemon` and `fabric_manager`, which follow the same lines of the profile. Skipped
 //! when the profile names no other.
 //!
 //! ## What to do
-//! `systemctl status <unit>` and `journalctl -u <unit>` say why; `systemctl enable --now <unit>`
-//! starts it for good.
+//! `systemctl status <unit>` and `journalctl -u <unit>` show the reason;
+//! `systemctl enable --now <unit>` starts it for good.
 //!
 //! ## Source
 //! systemctl(1), <https://www.freedesktop.org/software/systemd/man/latest/systemctl.html>

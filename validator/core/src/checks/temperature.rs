@@ -6,9 +6,9 @@
 //!
 //! ## How it is judged
 //! - With `policy.temperature_maximum_c` or `policy.memory_temperature_maximum_c`: `fail` above it.
-//! - GPUs that tell limits in degrees: `fail` from the slowdown temperature on, `warn` from the
+//! - GPUs that report limits in degrees: `fail` from the slowdown temperature on, `warn` from the
 //!   greatest operating temperature on (of the GPU, of its memory).
-//! - GPUs that tell the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is
+//! - GPUs that report the margin to slowdown (T.Limit, Hopper and newer): `fail` when no degree is
 //!   left, `warn` below 5.
 //! - A temperature that no GPU can have is an `error`, and so is none at all where the profile
 //!   limits it.

@@ -16,7 +16,7 @@
 //!
 //! ## Source
 //! `nvmlDeviceGetViolationStatus`,
-//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. Events are told by
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. Events are reported by
 //! duration because a single count is noise: DCGM's diagnostic once failed GPUs for a thermal
 //! violation of 0.0 s (NVIDIA/DCGM issue 242).
 

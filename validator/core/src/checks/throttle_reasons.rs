@@ -12,7 +12,7 @@
 //!   clocks change); `sw_power_cap` on an idle GPU (a limit that binds without work is too low);
 //!   bits that this version does not know.
 //! - Pass: `gpu_idle`, `sw_power_cap` at work (a GPU under full load is meant to run at its power
-//!   limit), and the reasons that somebody configured: `applications_clocks_setting`, `sync_boost`,
+//!   limit), and the reasons that a setting causes: `applications_clocks_setting`, `sync_boost`,
 //!   `display_clocks_setting`.
 //!
 //! This is one moment; `throttle_history` judges the time since the driver was loaded.

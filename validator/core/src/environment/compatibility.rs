@@ -29,7 +29,7 @@ pub struct MachineGpu {
     pub data_center: bool,
 }
 
-/// CUDA code that somebody built.
+/// A build of CUDA code.
 #[derive(Clone, Debug)]
 pub struct Build {
     /// `torch 2.11.0`.

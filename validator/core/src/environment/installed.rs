@@ -1,13 +1,15 @@
 //! The packages of an environment against the machine, and what the proofs returned.
 
 use crate::environment::builds::framework_release;
-use crate::environment::compatibility::{Build, Code, Compatibility, Machine, Start, judge};
+use crate::environment::compatibility::{
+    Build, Code, Compatibility, Machine, Start, judge, machine_of,
+};
 use crate::environment::device_code::targets_of;
-use crate::environment::explain::add_python;
+use crate::environment::explain::{add_python, parse_machine};
 use crate::environment::messages::{KnownMessage, explain_message};
 use crate::facts::{
     EnvironmentFacts, Facts, Framework, ProofEnd, PythonEnvironment, PythonPackage, PythonProof,
-    Reading,
+    Reading, UnmetKind, UnmetNeed,
 };
 use crate::findings::{Outcome, Verdict};
 use crate::profile::{Profile, PythonRequirement};
@@ -63,9 +65,63 @@ pub fn judge_package(
             add_python(framework, &package.version, python, &mut compatibility);
         }
     }
+    add_unmet(package, environment, &mut compatibility);
     add_pins(package, environment, &mut compatibility);
     add_release(framework, package, environment, &mut compatibility);
     Some(compatibility)
+}
+
+/// What the dynamic linker would end with, of the package and of those that load with it.
+fn add_unmet(
+    package: &PythonPackage,
+    environment: &PythonEnvironment,
+    compatibility: &mut Compatibility,
+) {
+    let of_jax = |it: &&PythonPackage| package.name.starts_with("jax-cuda") && it.name == "jaxlib";
+    let also = environment.packages.iter().filter(of_jax);
+    for need in [package].into_iter().chain(also).flat_map(|it| &it.unmet) {
+        let UnmetNeed { library, name, .. } = need;
+        let found = need.found.as_deref().unwrap_or_default();
+        let (reason, remedy) = match need.kind {
+            UnmetKind::MissingLibrary => (
+                format!("{library} needs {name}, which the loader does not find"),
+                format!("install the package of {name}"),
+            ),
+            UnmetKind::SymbolVersion => {
+                let newest = match &need.newest {
+                    Some(newest) => format!("{newest} at most"),
+                    None => "none of these versions".to_owned(),
+                };
+                (
+                    format!("{library} needs {name}, and {found} has {newest}"),
+                    remedy_of_version(name, &package.name),
+                )
+            }
+            UnmetKind::UndefinedSymbol => (
+                format!("{library} needs {name}, which {found} does not define"),
+                format!(
+                    "install the version of {} that {} {} pins, and remove other copies from LD_LIBRARY_PATH",
+                    found.rsplit('/').next().unwrap_or(found),
+                    package.name,
+                    package.version
+                ),
+            ),
+        };
+        compatibility.add(Start::Impossible, reason, Some(remedy));
+    }
+}
+
+/// `GLIBC_2.34` comes with the distribution, `GLIBCXX_3.4.30` with the compiler's run time.
+fn remedy_of_version(version: &str, package: &str) -> String {
+    match version.split_once('_') {
+        Some(("GLIBC", number)) => format!(
+            "use an operating system or base image with glibc {number} or newer, or a release of {package} that was built for an older one"
+        ),
+        Some(("GLIBCXX" | "CXXABI" | "GCC", _)) => format!(
+            "install a libstdc++ and libgcc with {version} (a newer distribution, or conda install -c conda-forge libstdcxx-ng)"
+        ),
+        _ => format!("install the version of the library that defines {version}"),
+    }
 }
 
 /// Packages whose metadata demands an exact version that is not the installed one.
@@ -266,6 +322,14 @@ fn signal_name(number: i32) -> &'static str {
     }
 }
 
+/// What environments are judged against: the machine that is named, else the one of the facts.
+pub fn machine(facts: &Facts) -> Machine {
+    let named = facts.environment.as_ref().and_then(|it| it.on.as_deref());
+    named
+        .and_then(|it| parse_machine(it).ok())
+        .unwrap_or_else(|| machine_of(facts))
+}
+
 /// What was read of environments: an `error` where the profile demands one and nothing was read,
 /// else a `skip`.
 pub(crate) fn seen<'f>(
@@ -331,72 +395,50 @@ impl Part {
     }
 }
 
-/// One judgement for a framework over all environments that have it.
+/// One judgement for a framework in one environment.
 ///
 /// A failure in an environment that neither the profile nor a variable selects is a warning where
 /// the framework works in another environment: it concerns only those who choose that environment.
 pub(crate) fn judge_framework(
+    environment: &PythonEnvironment,
     facts: &Facts,
     profile: &Profile,
     framework: Framework,
     part: Part,
 ) -> crate::findings::Judgement {
     let seen = seen(facts, profile)?;
-    let machine = super::compatibility::machine_of(facts);
-    let environments: Vec<&PythonEnvironment> = seen
-        .pythons
-        .iter()
-        .filter(|it| !packages_of(it, framework).is_empty())
-        .collect();
-    if environments.is_empty() {
-        return Err(Outcome::skip(format!(
-            "no Python environment has {}",
-            framework.name()
-        )));
+    let machine = machine(facts);
+    let judge = |environment| {
+        OneFramework::judged(environment, facts, profile, &machine, (framework, part))
+    };
+    let own = judge(environment);
+    let is_chosen =
+        environment.named || environment.active || requirement(environment, profile).is_some();
+    let works_elsewhere = || {
+        let mut others = seen
+            .pythons
+            .iter()
+            .filter(|it| it.prefix != environment.prefix)
+            .filter(|it| !packages_of(it, framework).is_empty());
+        others.any(|it| {
+            let worst = judge(it).tally.worst();
+            matches!(worst, Some(Verdict::Pass | Verdict::Warn))
+        })
+    };
+    let mut tally = Tally::default();
+    if own.tally.worst() == Some(Verdict::Fail) && !is_chosen && !seen.by_files && works_elsewhere()
+    {
+        tally.add_softened(own.tally);
+    } else {
+        tally.add(own.tally);
     }
-    let mut judged: Vec<(&PythonEnvironment, Tally)> = Vec::new();
-    let mut remedies: Vec<(bool, String)> = Vec::new();
-    let mut not_started: Vec<String> = Vec::new();
-    for environment in environments {
-        let mut one = OneFramework {
-            facts,
-            machine: &machine,
-            environment,
-            framework,
-            part,
-            demanded: environment.named || requirement(environment, profile).is_some(),
-            tally: Tally::default(),
-            remedy: None,
-            not_started: None,
-        };
-        one.judge();
-        not_started.extend(one.not_started);
-        let failed = one.tally.worst() == Some(Verdict::Fail);
-        remedies.extend(one.remedy.map(|it| (failed, it)));
-        judged.push((environment, one.tally));
-    }
-
-    let works = |tally: &Tally| matches!(tally.worst(), Some(Verdict::Pass | Verdict::Warn));
-    let one_works = judged.iter().any(|(_, tally)| works(tally));
-    let mut all = Tally::default();
-    for (environment, tally) in judged {
-        let is_chosen =
-            environment.named || environment.active || requirement(environment, profile).is_some();
-        if one_works && !is_chosen {
-            all.add_softened(tally);
-        } else {
-            all.add(tally);
-        }
-    }
-    let reason = not_started
-        .first()
-        .cloned()
-        .unwrap_or_else(|| format!("{} was started in no environment", framework.name()));
-    let worst = all.worst();
-    let outcome = all.outcome(Outcome::skip(reason));
-    remedies.sort_by_key(|(failed, _)| !failed);
-    Ok(match (worst, remedies.into_iter().next()) {
-        (Some(Verdict::Fail | Verdict::Warn | Verdict::Error), Some((_, remedy))) => {
+    let worst = tally.worst();
+    let reason = own
+        .not_started
+        .unwrap_or_else(|| format!("{} was not started", framework.name()));
+    let outcome = tally.outcome(Outcome::skip(reason));
+    Ok(match (worst, own.remedy) {
+        (Some(Verdict::Fail | Verdict::Warn | Verdict::Error), Some(remedy)) => {
             outcome.remedy(remedy)
         }
         _ => outcome,
@@ -410,42 +452,68 @@ struct OneFramework<'f> {
     environment: &'f PythonEnvironment,
     framework: Framework,
     part: Part,
-    /// Somebody named this environment, so that not having started it is an error.
+    /// This environment was named, so that not having started it is an error.
     demanded: bool,
+    /// The files are the question, so that they are judged where nothing was started.
+    by_files: bool,
     tally: Tally,
     remedy: Option<String>,
     not_started: Option<String>,
 }
 
-impl OneFramework<'_> {
+impl<'f> OneFramework<'f> {
+    fn judged(
+        environment: &'f PythonEnvironment,
+        facts: &'f Facts,
+        profile: &Profile,
+        machine: &'f Machine,
+        (framework, part): (Framework, Part),
+    ) -> Self {
+        let by_files = facts.environment.as_ref().is_some_and(|it| it.by_files);
+        let mut one = Self {
+            facts,
+            machine,
+            environment,
+            framework,
+            part,
+            demanded: !by_files
+                && (environment.named || requirement(environment, profile).is_some()),
+            by_files,
+            tally: Tally::default(),
+            remedy: None,
+            not_started: None,
+        };
+        one.judge();
+        one
+    }
+
     fn judge(&mut self) {
-        let name = name_of(self.environment);
         let what = self.describe();
         let package = gpu_package(self.environment, self.framework);
         if self.framework == Framework::Jax && package.is_none() {
-            return self.judge_cpu_build(&format!("{what} in {name} has no CUDA plugin"));
+            return self.judge_cpu_build(&format!("{what} has no CUDA plugin"));
         }
         if package.is_some_and(|it| it.cuda == Reading::NotSupported) {
-            return self.judge_cpu_build(&format!("{what} in {name} is a CPU build"));
+            return self.judge_cpu_build(&format!("{what} is a CPU build"));
         }
         let static_answer =
             package.and_then(|it| judge_package(it, self.environment, self.machine));
         let proof = self.environment.proof(self.framework);
         if let Some(proof) = proof {
-            self.judge_proof(proof, &what, &name, static_answer.as_ref());
+            self.judge_proof(proof, &what, static_answer.as_ref());
             return;
         }
         let reason = self.environment.not_started.clone();
         let reason = reason.unwrap_or_else(|| "it was not started".to_owned());
-        self.not_started = Some(format!("{what} in {name}: {reason}"));
+        self.not_started = Some(format!("{what}: {reason}"));
         if self.part == Part::Computation {
             if self.demanded {
                 self.tally
-                    .error(format!("{what} in {name} did not compute: {reason}"));
+                    .error(format!("{what} did not compute: {reason}"));
             }
             return;
         }
-        self.judge_statically(static_answer, &what, &name, &reason);
+        self.judge_statically(static_answer, &what, &reason);
     }
 
     fn describe(&self) -> String {
@@ -467,27 +535,27 @@ impl OneFramework<'_> {
         self.tally.warn(format!("{text}, which uses no GPU"));
     }
 
-    fn judge_statically(
-        &mut self,
-        answer: Option<Compatibility>,
-        what: &str,
-        name: &str,
-        reason: &str,
-    ) {
+    fn judge_statically(&mut self, answer: Option<Compatibility>, what: &str, reason: &str) {
         if let Some(answer) = answer {
             let why = answer.reasons.first().cloned().unwrap_or_default();
             match answer.start {
-                Start::Impossible => self
-                    .tally
-                    .fail(format!("{what} in {name} cannot start: {why}")),
-                Start::Limited => self.tally.warn(format!("{what} in {name}: {why}")),
+                Start::Impossible => self.tally.fail(format!("{what} cannot start: {why}")),
+                Start::Limited => self.tally.warn(format!("{what}: {why}")),
+                Start::Full if self.by_files => {
+                    self.tally
+                        .pass(format!("{what} starts by its files: {why}"));
+                }
+                Start::Unknown if self.by_files => self.tally.error(format!("{what}: {why}")),
                 Start::Full | Start::Unknown => {}
             }
             self.remedy = answer.remedy;
+        } else if self.by_files {
+            self.tally
+                .error(format!("{what} cannot be judged by its files"));
         }
         if self.demanded {
             self.tally
-                .error(format!("{what} in {name} was not started: {reason}"));
+                .error(format!("{what} was not started: {reason}"));
         }
     }
 
@@ -495,7 +563,6 @@ impl OneFramework<'_> {
         &mut self,
         proof: &PythonProof,
         what: &str,
-        name: &str,
         static_answer: Option<&Compatibility>,
     ) {
         let part = self.part;
@@ -506,8 +573,7 @@ impl OneFramework<'_> {
                 .map(|it| format!("; {it}"))
                 .unwrap_or_default();
             let tail = tail_of(&failure.output);
-            self.tally
-                .fail(format!("{what} in {name}: {failure}{why}{tail}"));
+            self.tally.fail(format!("{what}: {failure}{why}{tail}"));
             self.remedy = failure
                 .known
                 .map(|it| it.remedy.clone())
@@ -517,43 +583,39 @@ impl OneFramework<'_> {
         // The other part's failure is the other check's.
         let reached = |step: &str| proof.step(step).is_some_and(|it| it.error.is_none());
         if part == Part::Computation && !reached("devices") {
-            self.not_started = Some(format!("{what} in {name} did not come to compute"));
+            self.not_started = Some(format!("{what} did not come to compute"));
             return;
         }
-        if part != Part::Computation && self.judge_devices(proof, what, name) {
+        if part != Part::Computation && self.judge_devices(proof, what) {
             return;
         }
         if let Some(answer) = static_answer.filter(|it| it.start == Start::Limited) {
             let why = answer.reasons.first().cloned().unwrap_or_default();
-            self.tally
-                .warn(format!("{what} in {name} works, and {why}"));
+            self.tally.warn(format!("{what} works, and {why}"));
             self.remedy.clone_from(&answer.remedy);
             return;
         }
         self.tally.pass(match part {
-            Part::Computation => format!("{what} in {name} computes what the CPU computes"),
+            Part::Computation => format!("{what} computes what the CPU computes"),
             Part::All | Part::Devices => {
                 let count = device_uuids(proof).map_or(0, |it| it.len());
-                format!(
-                    "{what} in {name} sees {}",
-                    crate::queries::counted(count, "GPU")
-                )
+                format!("{what} sees {}", crate::queries::counted(count, "GPU"))
             }
         });
     }
 
     /// Compares the devices with NVML's; true where they are not right.
-    fn judge_devices(&mut self, proof: &PythonProof, what: &str, name: &str) -> bool {
+    fn judge_devices(&mut self, proof: &PythonProof, what: &str) -> bool {
         if proof.result("devices", "available") == Some(&serde_json::Value::Bool(false)) {
             self.tally.fail(format!(
-                "{what} in {name} reports that CUDA is not available{}",
+                "{what} reports that CUDA is not available{}",
                 tail_of(&proof.output)
             ));
             return true;
         }
         let Some(found) = device_uuids(proof) else {
             self.tally
-                .error(format!("{what} in {name} returned no list of devices"));
+                .error(format!("{what} returned no list of devices"));
             return true;
         };
         let nvml: Vec<String> = self
@@ -573,7 +635,7 @@ impl OneFramework<'_> {
         }
         if found.len() != nvml.len() {
             self.tally.fail(format!(
-                "{what} in {name} sees {}, NVML lists {}",
+                "{what} sees {}, NVML lists {}",
                 crate::queries::counted(found.len(), "GPU"),
                 nvml.len()
             ));
@@ -582,12 +644,11 @@ impl OneFramework<'_> {
         // Old releases return no UUID.
         let foreign: Vec<&String> = found
             .iter()
-            .filter(|it| !it.is_empty() && !nvml.contains(it))
+            .filter(|it| !it.is_empty() && !nvml.iter().any(|nvml| is_of(it, nvml)))
             .collect();
         if let Some(uuid) = foreign.first() {
-            self.tally.fail(format!(
-                "{what} in {name} sees GPU-{uuid}, which NVML does not list"
-            ));
+            self.tally
+                .fail(format!("{what} sees GPU-{uuid}, which NVML does not list"));
             return true;
         }
         false
@@ -605,6 +666,17 @@ pub(crate) fn tail_of(output: &str) -> String {
     format!("; its last lines: {}", lines[from..].join(" | "))
 }
 
+/// Whether a UUID of a framework is this one of NVML, both without their prefix. CuPy returns the
+/// 16 bytes as a C string, which ends before a byte of zero (seen with 14.2.0 on an H100).
+fn is_of(found: &str, nvml: &str) -> bool {
+    if found == nvml {
+        return true;
+    }
+    let nvml: String = nvml.chars().filter(|it| *it != '-').collect();
+    let rest = nvml.strip_prefix(found);
+    found.len().is_multiple_of(2) && rest.is_some_and(|it| it.starts_with("00"))
+}
+
 fn bare_uuid(uuid: &str) -> String {
     uuid.trim_start_matches("GPU-").to_lowercase()
 }
@@ -614,4 +686,24 @@ fn device_uuids(proof: &PythonProof) -> Option<Vec<String>> {
     let devices = proof.result("devices", "devices")?.as_array()?;
     let uuid = |it: &serde_json::Value| bare_uuid(it["uuid"].as_str().unwrap_or_default());
     Some(devices.iter().map(uuid).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of;
+
+    #[test]
+    fn uuid_that_ends_before_a_byte_of_zero_is_of_its_gpu_alone() {
+        let nvml = "7d1ba14f-1d02-9000-3836-53150bc84308";
+        assert!(is_of(nvml, nvml));
+        assert!(is_of("7d1ba14f1d0290", nvml));
+        for other in [
+            "7d1ba14f1d02",
+            "7d1ba14f1d029",
+            "7d1ba14f1d0291",
+            "7d1ba14f1d02900038",
+        ] {
+            assert!(!is_of(other, nvml), "{other}");
+        }
+    }
 }

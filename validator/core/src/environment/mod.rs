@@ -6,14 +6,18 @@
 //!   machine.
 //! - [`installed`]: the packages of an environment's facts, and what their proofs returned.
 //! - [`messages`]: the causes of frameworks' error messages.
+//! - [`subjects`]: which environments are judged, and their names in findings.
 //! - [`tree`]: what `gpu-validator environment` prints.
 
 mod builds;
 pub mod compatibility;
 mod device_code;
 pub mod explain;
+#[cfg(test)]
+mod framework_checks;
 pub mod installed;
 pub mod messages;
+pub mod subjects;
 pub mod tree;
 
 pub use crate::reference::VersionRequirement;

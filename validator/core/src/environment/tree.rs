@@ -183,6 +183,9 @@ impl Tree {
         for defect in &python.defects {
             self.line(2, &format!("defect: {}", defect.text));
         }
+        for code in &python.startup_code {
+            self.line(2, &format!("runs at every start: {code}"));
+        }
         if !python.libraries.is_empty() {
             self.line(2, "libraries");
             for library in &python.libraries {

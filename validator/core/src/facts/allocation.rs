@@ -69,7 +69,7 @@ pub enum AllocationPhase {
     ScalingOne,
     /// One worker on each GPU.
     ScalingAll,
-    /// A worker requests more memory than is free, beside one that works.
+    /// A worker requests more memory than is free, in parallel with one that works.
     Oversubscription,
     /// Half of the workers are killed at random moments.
     Killing,
@@ -83,6 +83,10 @@ pub struct AllocationWorker {
     pub phase: AllocationPhase,
     /// `None` where its process was not started.
     pub pid: Option<u32>,
+    /// When it was released to work, in seconds since the first workers were; `None` where it was
+    /// not, and in facts of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released_s: Option<f64>,
     /// Killed on purpose.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub killed: bool,
@@ -109,6 +113,12 @@ pub struct AllocationSnapshot {
     pub processes: BTreeSet<u32>,
     /// Those of them that have ended and were not reaped.
     pub zombies: BTreeSet<u32>,
+    /// Shared memory segments of this user, by name; `None` where they cannot be listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_memory: Option<BTreeSet<String>>,
+    /// References to the module `nvidia_uvm`, by all processes of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uvm_references: Option<u64>,
 }
 
 /// Who uses a GPU, by NVML.

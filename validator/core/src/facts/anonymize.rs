@@ -38,8 +38,30 @@ impl Facts {
         if let Some(kubernetes) = &mut facts.kubernetes {
             remove_namespaces(kubernetes);
         }
+        remove_users(&mut facts);
         facts.anonymized = true;
         Ok(facts)
+    }
+}
+
+/// Names of users are common words (`ubuntu`), and are in no other field.
+fn remove_users(facts: &mut Facts) {
+    let after = facts.after_load.iter_mut();
+    let after = after.filter_map(|it| match &mut it.gpus {
+        Reading::Value(gpus) => Some(gpus),
+        _ => None,
+    });
+    let listed = facts.gpus.iter_mut().chain(after.flatten());
+    let listed = listed.filter_map(|gpu| match &mut gpu.processes {
+        Reading::Value(processes) => Some(processes),
+        _ => None,
+    });
+    let logs = facts.load.sensors.values_mut();
+    let of_logs = logs.map(|it| &mut it.other_processes);
+    for process in listed.chain(of_logs).flatten() {
+        if let Some(user) = &mut process.user {
+            "user".clone_into(user);
+        }
     }
 }
 
@@ -267,6 +289,7 @@ mod tests {
             serial: Reading::Value("1652923012345".to_owned()),
             processes: Reading::Value(vec![GpuProcess {
                 name: Some("train-on-node7.corp.example".to_owned()),
+                user: Some("jane".to_owned()),
                 ..GpuProcess::default()
             }]),
             ..GpuFacts::default()
@@ -323,6 +346,7 @@ mod tests {
             "i-0abc",
             "ada",
             "bob",
+            "jane",
         ] {
             assert!(!text.contains(secret), "{secret} is left in {text}");
         }

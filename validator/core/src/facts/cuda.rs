@@ -1,11 +1,11 @@
-//! What the CUDA driver library says.
+//! Facts from the CUDA driver library.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ComputeCapability, Reading};
 
-/// What `libcuda.so.1` says, asked in a process of its own.
+/// Facts from `libcuda.so.1`, read in a process of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CudaFacts {
@@ -15,7 +15,7 @@ pub struct CudaFacts {
     /// by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
-    /// What the loader said of that name, where it found a file that cannot be loaded.
+    /// The loader's error for that name, where it found a file that cannot be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unloadable: Option<String>,
     /// What `cuInit` answered.

@@ -29,6 +29,13 @@ pub struct EnvironmentFacts {
     /// Variables that change which interpreter, package or library a program gets.
     pub variables: BTreeMap<String, String>,
     pub walk: DiskWalk,
+    /// Nothing is started by design: the files of an image, or of this machine against another
+    /// driver and other GPUs, are the question.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_files: bool,
+    /// The machine that is named instead of this one: `B200 driver 570.124.06`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<String>,
 }
 
 /// How much of the disk was read.
@@ -128,6 +135,9 @@ pub struct PythonEnvironment {
     pub packages: Vec<PythonPackage>,
     /// What is wrong with the installation as it lies on the disk.
     pub defects: Vec<EnvironmentDefect>,
+    /// Lines of `.pth` files that every start of the interpreter runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub startup_code: Vec<String>,
     /// GPU libraries that the loader picks for the packages.
     pub libraries: Vec<ResolvedLibrary>,
     /// One for each framework that was started.
@@ -197,6 +207,36 @@ pub struct PythonPackage {
     /// What the package's GPU libraries were compiled for; `NotSupported` of a package without a
     /// library that is read.
     pub device_code: Reading<DeviceCode>,
+    /// What its libraries need when they are loaded, and the libraries that the loader picks do not
+    /// provide.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmet: Vec<UnmetNeed>,
+}
+
+/// A need of a library that ends its loading.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UnmetNeed {
+    /// The library that needs it: `libtorch_cpu.so`.
+    pub library: String,
+    pub kind: UnmetKind,
+    /// `libgomp.so.1`, `GLIBC_2.34`, `ncclCommRegister`.
+    pub name: String,
+    /// The file that should provide it; `None` of a library that is not found.
+    pub found: Option<String>,
+    /// The newest version of the same series that this file has: `GLIBC_2.31`.
+    pub newest: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UnmetKind {
+    /// A library by its name (`DT_NEEDED`).
+    MissingLibrary,
+    /// A version of another library's symbols.
+    SymbolVersion,
+    /// A function of a GPU library.
+    UndefinedSymbol,
 }
 
 /// Fat binaries of one library.
@@ -241,7 +281,8 @@ pub enum DefectKind {
     DamagedPackage,
     /// A folder without metadata that an uninstalled package left.
     NamespaceGhost,
-    /// Code that every start of the interpreter runs: `.pth` files with an import, `sitecustomize`.
+    /// Code in a `.pth` file, which every start of the interpreter runs, that changes which GPUs or
+    /// libraries programs get.
     StartupCode,
     /// Packages of two sources are mixed.
     MixedPackages,

@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 
 use super::Reading;
 
-/// What NVML says of the driver as a whole.
+/// The driver as a whole, as NVML reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NvmlFacts {
-    /// `nvmlInit` worked. `NotRead` says why not: no library, a missing symbol, a driver that does
-    /// not answer.
+    /// `nvmlInit` worked. `NotRead` has the reason: no library, a missing symbol, a driver that
+    /// does not answer.
     pub initialized: Reading<bool>,
-    /// The file that was loaded, where the loader says.
+    /// The file that was loaded, where the loader reports it.
     pub library_path: Option<String>,
     /// The loader does not find `libnvidia-ml.so.1` by its name, as programs ask for it; it was
     /// loaded by this path instead.
     #[serde(default)]
     pub loaded_by_path: Option<String>,
-    /// What the loader said of that name, where it found a file that cannot be loaded.
+    /// The loader's error for that name, where it found a file that cannot be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unloadable: Option<String>,
     /// `nvmlSystemGetDriverVersion`: `580.159.04`.
@@ -308,6 +308,11 @@ impl ClocksEventReasons {
     pub const HW_THERMAL_SLOWDOWN: u64 = 0x40;
     pub const HW_POWER_BRAKE_SLOWDOWN: u64 = 0x80;
     pub const DISPLAY_CLOCKS_SETTING: u64 = 0x100;
+    /// Heat or the power supply hold the clocks down, which no load alone does.
+    pub const HEAT_OR_POWER_SUPPLY: u64 = Self::HW_SLOWDOWN
+        | Self::SW_THERMAL_SLOWDOWN
+        | Self::HW_THERMAL_SLOWDOWN
+        | Self::HW_POWER_BRAKE_SLOWDOWN;
 
     pub fn contains(self, bits: u64) -> bool {
         self.0 & bits != 0
@@ -418,6 +423,10 @@ pub struct GpuProcess {
     pub pid: u32,
     /// The executable's name; `None` when the process is in another PID namespace or already gone.
     pub name: Option<String>,
+    /// Whose it is, by name, or by number where the name is not known; absent for a process that
+    /// cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
     /// `None` where the driver does not say.
     pub used_memory_bytes: Option<u64>,
     pub graphics: bool,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ImageFacts, KernelLog, Reading};
 
-/// What the operating system says, read below `--sysroot` (`/` by default).
+/// The operating system's files, read below `--sysroot` (`/` by default).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostFacts {
@@ -53,6 +53,13 @@ pub struct HostFacts {
     /// Versions of GSP firmware below `/lib/firmware/nvidia`, as folder names.
     pub gsp_firmware_versions: Reading<Vec<String>>,
     pub container_runtime: Reading<ContainerRuntime>,
+    /// The size that `/dev/shm` is mounted with. `NotSupported` where the mount states none.
+    #[serde(default)]
+    pub shared_memory_mib: Reading<u64>,
+    /// The limit of locked memory (`ulimit -l`) of this process. `NotSupported` where there is
+    /// none.
+    #[serde(default)]
+    pub locked_memory_mib: Reading<u64>,
     /// Which machine and which boot of it; absent in anonymized facts and where the boot cannot be
     /// read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,6 +121,9 @@ pub struct PciDevice {
     pub aer_correctable: Option<u64>,
     pub aer_nonfatal: Option<u64>,
     pub aer_fatal: Option<u64>,
+    /// The largest memory region (`/sys/bus/pci/devices/*/resource`), of a GPU its BAR1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub largest_region_bytes: Option<u64>,
 }
 
 impl PciDevice {
@@ -170,14 +180,14 @@ impl std::fmt::Display for KernelModuleFlavor {
 pub struct DeviceNode {
     /// `/dev/nvidia0`, without the sysroot.
     pub path: String,
-    /// This process may open it for reading and writing (asked with `access`, never opened).
+    /// This process may open it for reading and writing (queried with `access`, never opened).
     pub accessible: bool,
     /// Permission bits, `0o666`.
     pub mode: u32,
 }
 
 /// A systemd service, read from unit files, enablement links and control groups; systemd itself is
-/// not asked.
+/// not queried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceState {

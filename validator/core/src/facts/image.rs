@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{KernelModuleFlavor, Reading};
 
-/// What level image looks at beside the rest of the host. Everything is read from files, so that no
-/// GPU is needed.
+/// What level image reads in addition to the rest of the host. Everything is read from files, so
+/// that no GPU is needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageFacts {
     /// Kernels below `/lib/modules`, sorted by release.
     pub kernels: Reading<Vec<InstalledKernel>>,
-    /// What `nv-fabricmanager --version` says; `NotSupported` where it is not installed.
+    /// The output of `nv-fabricmanager --version`; `NotSupported` where it is not installed.
     pub fabric_manager_version: Reading<String>,
-    /// The files that the profile asks for (`image.files`) by path.
+    /// The files that the profile requires (`image.files`) by path.
     pub files: BTreeMap<String, Reading<ImageFile>>,
     /// What is of the build instance and must not be found on the instances of the image.
     pub leftovers: Reading<Vec<Leftover>>,
@@ -28,7 +28,7 @@ pub struct ImageFacts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InstalledKernel {
-    /// The folder's name below `/lib/modules`, which is what `uname -r` says.
+    /// The folder's name below `/lib/modules`, which equals `uname -r`.
     pub release: String,
     /// `nvidia` and `nvidia_uvm`; `NotSupported` where no file of the module is installed for this
     /// kernel.
@@ -49,7 +49,7 @@ pub struct ModuleFile {
     pub built_for: String,
 }
 
-/// A file that the profile asks for.
+/// A file that the profile requires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImageFile {
@@ -58,7 +58,7 @@ pub struct ImageFile {
     pub mode: u32,
 }
 
-/// Something that the build instance left behind.
+/// A leftover of the build instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leftover {
@@ -72,7 +72,7 @@ pub struct Leftover {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum LeftoverKind {
-    /// It lets somebody in, or in somewhere: keys, tokens, passwords.
+    /// It gives access to this machine or another one: keys, tokens, passwords.
     #[default]
     Secret,
     /// It would be the same on every instance, or name the build instance: host keys, machine id,

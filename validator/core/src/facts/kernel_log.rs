@@ -22,7 +22,8 @@ pub struct KernelLog {
     pub gap_until_s: Option<f64>,
     /// The records that matter, oldest first: at most [`KERNEL_LOG_RECORDS_KEPT`].
     pub records: Vec<KernelLogRecord>,
-    /// Messages about a GPU that were dropped over that limit, and of which no other record tells.
+    /// Messages about a GPU that were dropped over that limit, and of which there is no other
+    /// record.
     pub records_dropped: u64,
     /// Other messages that were dropped over that limit.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -46,7 +47,7 @@ pub enum KernelLogSource {
 #[serde(deny_unknown_fields)]
 pub struct KernelLogRecord {
     /// Seconds before collection; `None` where the source does not say. The kernel stamps records
-    /// by a clock that nobody corrects, so that after months of uptime an age may be wrong by
+    /// by a clock that is never corrected, so that after months of uptime an age may be wrong by
     /// minutes.
     pub age_s: Option<f64>,
     /// The time stamp itself, seconds since boot: comparable among records of one source only, and
@@ -64,7 +65,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Where a log ended when it was read, so that what came since can be told from what was there.
+/// Where a log ended when it was read, so that new records can be distinguished from old ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KernelLogEnd {
     pub source: KernelLogSource,

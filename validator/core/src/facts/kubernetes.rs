@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{KernelRun, Reading};
 
-/// What Kubernetes says of this node, from its inside and from the API server.
+/// This node in Kubernetes, from its inside and from the API server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesFacts {
@@ -31,7 +31,7 @@ pub struct KubernetesFacts {
     pub process_owners: BTreeMap<u32, Reading<ProcessOwner>>,
     /// `NotSupported` where there are no credentials for an API server.
     pub api: Reading<ApiFacts>,
-    /// Pods that were made to see whether pods may use the GPUs; `None` where none were asked for.
+    /// Pods that were made to see whether pods may use the GPUs; `None` where none were requested.
     pub gpu_pods: Option<Reading<GpuPods>>,
 }
 
@@ -84,7 +84,7 @@ pub struct DeviceAssignment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessOwner {
-    /// A pod's; namespace and name where the folder of its logs tells them.
+    /// A pod's; namespace and name where the folder of its logs names them.
     Pod {
         uid: String,
         namespace: Option<String>,
@@ -94,7 +94,7 @@ pub enum ProcessOwner {
     NoPod { control_group: String },
 }
 
-/// What the API server says.
+/// The API server's answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiFacts {
@@ -202,12 +202,12 @@ pub struct GpuPods {
     pub image: String,
     /// `nvidia.com/gpu`.
     pub resource: String,
-    /// Devices of that resource that the kubelet had given to nobody, as far as it said.
+    /// Devices of that resource that the kubelet had not assigned, as far as it reported them.
     pub free: Option<u32>,
     /// Pods of an earlier run on this node, which were removed first.
     pub leftovers_removed: u32,
     pub pods: Vec<GpuPod>,
-    /// Why pods are left behind, if they are.
+    /// The reason for leftover pods, if there are any.
     pub cleanup_trouble: Option<String>,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{AllocationFacts, Reading};
+use super::{AllocationFacts, LayoutFacts, Reading};
 use crate::worker_id::WorkerId;
 
 /// Results of load probes, by GPU UUID.
@@ -14,10 +14,10 @@ use crate::worker_id::WorkerId;
 pub struct LoadFacts {
     /// The small verified kernel, by GPU UUID.
     pub cuda_kernel: BTreeMap<String, Reading<KernelRun>>,
-    /// What was asked of the burn; `None` where the run did not come that far.
+    /// The request to the burn; `None` where the run did not come that far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burn_plan: Option<BurnPlan>,
-    /// The burn, by GPU UUID; empty where none was asked for.
+    /// The burn, by GPU UUID; empty where none was requested.
     pub burn: BTreeMap<String, Reading<BurnRun>>,
     /// What NVML's sensors showed while the burn ran, by GPU UUID.
     pub sensors: BTreeMap<String, SensorLog>,
@@ -28,6 +28,9 @@ pub struct LoadFacts {
     /// The parent's view of the allocation test; `None` where none was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Box<AllocationFacts>>,
+    /// A user's command under several layouts; `None` where none was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layouts: Option<Box<LayoutFacts>>,
 }
 
 impl LoadFacts {
@@ -126,11 +129,11 @@ pub struct MemoryMismatch {
     pub observed: String,
 }
 
-/// What was asked of a burn.
+/// The request to a burn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum BurnPlan {
-    /// None was asked for, and why.
+    /// None was requested, with the reason.
     Off(String),
     On {
         duration_s: f64,
@@ -155,7 +158,7 @@ pub enum WorkerEnd {
     },
     /// The GPU was in use by others, so no load was put on it.
     Busy(String),
-    /// It exited early; the text holds the end of what it said on stderr.
+    /// It exited early; the text holds the end of its stderr.
     Exited { status: i32, stderr: String },
     /// A signal ended it.
     Killed { signal: i32 },
@@ -219,7 +222,7 @@ fn is_zero(number: &f64) -> bool {
     *number == 0.0
 }
 
-/// A burn of one GPU: what it was asked to do, what it did, and whether the numbers were right.
+/// A burn of one GPU: its request, its work, and whether the numbers were right.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BurnRun {
@@ -229,7 +232,7 @@ pub struct BurnRun {
     pub engine_choice: String,
     /// Seed of the operands: the same seed gives the same bits on every GPU of a model.
     pub seed: u64,
-    /// Seconds that were asked for, and for which products ran.
+    /// Requested seconds, and those for which products ran.
     pub requested_s: f64,
     pub measured_s: f64,
     /// Between the first product and the last the worker stood still for so many seconds more (a
@@ -510,8 +513,8 @@ pub struct SensorLog {
     /// Why it is not known what Xids the kernel log gained, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xids_trouble: Option<String>,
-    /// Xids that NVML told of as events during the load, in their order: without the process, but
-    /// where nobody may read the kernel log, too.
+    /// Xids that NVML reported as events during the load, in their order: without the process, but
+    /// also where the kernel log is not readable.
     #[serde(default)]
     pub xid_events: Reading<Vec<u32>>,
     /// Processes of others that NVML listed on this GPU during the load.
@@ -529,7 +532,7 @@ pub struct PcieUnderLoad {
     pub widths: BTreeMap<u32, u64>,
 }
 
-/// An Xid that the driver tells of somebody else's process.
+/// An Xid that the driver reports for a foreign process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct XidOfOthers {

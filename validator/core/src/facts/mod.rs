@@ -10,10 +10,12 @@ mod anonymize;
 mod cuda;
 mod environment;
 mod gpu;
+mod gpu_index;
 mod host;
 mod image;
 mod kernel_log;
 mod kubernetes;
+mod layouts;
 mod load;
 mod node_state;
 mod reading;
@@ -29,10 +31,12 @@ pub use allocation::*;
 pub use cuda::*;
 pub use environment::*;
 pub use gpu::*;
+pub use gpu_index::GpuIndex;
 pub use host::*;
 pub use image::*;
 pub use kernel_log::*;
 pub use kubernetes::*;
+pub use layouts::*;
 pub use load::*;
 pub use node_state::*;
 pub use reading::*;
@@ -65,12 +69,12 @@ pub struct Facts {
     pub interrupted: Option<String>,
     /// The operating system's side.
     pub host: HostFacts,
-    /// What NVML says of the driver.
+    /// The driver, as NVML reports it.
     pub nvml: NvmlFacts,
     /// One entry for each GPU that NVML counts, in NVML's order; the order means nothing outside
     /// NVML.
     pub gpus: Vec<GpuFacts>,
-    /// What the CUDA driver library says.
+    /// Facts from the CUDA driver library.
     pub cuda: CudaFacts,
     /// What GPUs did under work.
     pub load: LoadFacts,
@@ -78,7 +82,7 @@ pub struct Facts {
     /// collected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_load: Option<Box<NodeState>>,
-    /// What Kubernetes says of this node; `None` where nobody looked, below level standard.
+    /// This node in Kubernetes; `None` below level standard.
     #[serde(default)]
     pub kubernetes: Option<KubernetesFacts>,
     /// Toolkits, libraries and Python environments; `None` where they were not read, below level
@@ -88,14 +92,28 @@ pub struct Facts {
     /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`,
     /// `cuda_kernel`, …).
     pub timings_ms: BTreeMap<String, f64>,
+    /// Where the GPUs stand in `gpus`.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub gpu_index: GpuIndex,
 }
 
 impl Facts {
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &str) -> Option<&GpuFacts> {
-        self.gpus
-            .iter()
-            .find(|gpu| gpu.uuid.value().is_some_and(|it| it == uuid))
+        let is_it = |gpu: &GpuFacts| gpu.uuid.value().is_some_and(|it| it == uuid);
+        let position = self.position_of((Some(uuid), None), is_it)?;
+        self.gpus.get(position)
+    }
+
+    /// Where the first GPU that is the one stands in `gpus`; UUID and PCI address are those that it
+    /// has, if it has.
+    pub(crate) fn position_of(
+        &self,
+        uuid_and_address: (Option<&str>, Option<&str>),
+        is_it: impl Fn(&GpuFacts) -> bool,
+    ) -> Option<usize> {
+        self.gpu_index.find(&self.gpus, uuid_and_address, is_it)
     }
 
     /// Reads `facts.json`. Facts that a newer version wrote are refused: this version would

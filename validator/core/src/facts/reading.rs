@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Reading<T> {
     /// It was read.
     Value(T),
-    /// The hardware or the driver says that it has no such thing (`NVML_ERROR_NOT_SUPPORTED`, no
+    /// The hardware or the driver reports that it has no such thing (`NVML_ERROR_NOT_SUPPORTED`, no
     /// such file by design).
     NotSupported,
     /// It could not be read, and this is why, as a lowercase fragment:
@@ -58,8 +58,8 @@ impl<T> Reading<T> {
         }
     }
 
-    /// The value, where a judgement cannot be made without one; otherwise the `error` outcome that
-    /// says so.
+    /// The value, where a judgement cannot be made without one; otherwise the `error` outcome with
+    /// the reason.
     ///
     /// `what` names the value as a person would: `persistence mode`.
     pub fn required(&self, what: &str) -> Result<&T, Unread> {

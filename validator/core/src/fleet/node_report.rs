@@ -1,4 +1,4 @@
-//! What one node's report says, without what the fleet's does not need.
+//! One node's report, without what the fleet's does not need.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -54,7 +54,7 @@ pub struct NodeReport {
     /// The file, as it was found.
     pub(crate) source: String,
     pub(crate) verdict: NodeVerdict,
-    /// The verdict in words, or why the report says nothing.
+    /// The verdict in words, or why the report has none.
     pub(crate) text: String,
     pub(crate) simulated: bool,
     pub(crate) collected_at: String,
@@ -420,14 +420,17 @@ fn of_report(
             verdict,
             gpu: FailedGpu::of(&finding.subject, &report.machine.gpus),
             check: finding.check,
-            summary: finding.summary,
+            summary: match &finding.subject {
+                Subject::Environment(it) => format!("{it}: {}", finding.summary),
+                Subject::Host | Subject::Gpu(_) => finding.summary,
+            },
         });
     }
     node.gpus = Gpus::of(report.machine.gpus, kept);
     Ok(node)
 }
 
-/// What a `JUnit` file tells of a node: names of what failed, and whether a GPU was judged; it
+/// A node's results from a `JUnit` file: names of what failed, and whether a GPU was judged; it
 /// holds no measurement.
 fn of_junit(bytes: &[u8], name: &str, source: &str) -> anyhow::Result<NodeReport> {
     let mut node = NodeReport::without_content(name, source, String::new());

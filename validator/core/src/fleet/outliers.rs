@@ -35,7 +35,7 @@ pub(crate) enum Worse {
 /// A number of a GPU that can be compared with others of its model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measurement {
-    /// The name in the reports, or the part before `*` and the one behind it.
+    /// The name in the reports, or the parts before and after `*`.
     pub(crate) name: &'static str,
     pub(crate) worse: Worse,
     /// A smaller distance from the median is of no interest, whatever the score: a share of the
@@ -181,7 +181,7 @@ impl Usual {
         let is_worse = match measurement.worse {
             Worse::Lower => distance < 0.0,
             Worse::Higher => distance > 0.0,
-            // Where no value has the majority, nobody can say which is the odd one.
+            // Where no value has the majority, the odd one is unknown.
             Worse::Different => distance != 0.0 && self.most_are_the_same,
         };
         let floor = match measurement.floor {

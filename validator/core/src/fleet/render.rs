@@ -168,7 +168,7 @@ fn sentence(compared: &Compared, outlier: &Outlier) -> String {
     )
 }
 
-/// At most three digits behind the point, and none that say nothing.
+/// At most three digits after the point, and no trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

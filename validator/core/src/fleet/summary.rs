@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::node_report::{NodeReport, NodeVerdict, shortest};
 use super::outliers::{Measurement, Usual};
 
-/// Everything that the fleet's report says.
+/// The contents of the fleet's report.
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) nodes: Vec<NodeReport>,

@@ -221,7 +221,7 @@ fn no_bad_report_is_a_pass() {
 fn junit_files_count_where_there_is_no_json() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let read_alone = |name: &str| {
-        // Alone in a folder: a report in JSON beside it would be read instead.
+        // Alone in a folder: a report in JSON next to it would be read instead.
         let folder = Folder::new(name);
         folder.write(
             name,
@@ -332,7 +332,7 @@ fn measurements_are_kept_as_they_are_written() {
     values["machine"]["gpus"][2]["measurements"] = json!({
         "burn_bf16_tflops": 648.3,
         "memory_total_mib": 143_771.0,
-        // Nobody compares these.
+        // These are not compared.
         "serial": 7.0,
         "burn_seconds": 10.0,
     });

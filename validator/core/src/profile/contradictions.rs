@@ -50,7 +50,7 @@ pub(super) fn refuse_contradictions(
 
 fn error(found: &Contradiction, sources: &[Source]) -> ProfileError {
     let path: Vec<&str> = found.path.iter().map(String::as_str).collect();
-    // The file nearest to the one that was asked for wins, as its value does.
+    // The file nearest to the requested one wins, as its value does.
     let (source, position) = sources
         .iter()
         .find_map(|it| Some((it, Some(it.locate(&path, found.find)?))))
@@ -339,7 +339,7 @@ fn driver(profile: &Profile) -> Found {
     )
 }
 
-/// Toolkits that the driver asked for cannot run.
+/// Toolkits that the required driver cannot run.
 fn toolkits(profile: &Profile) -> Found {
     // Forward compatibility is there to run them.
     if profile.cuda.compat_package == Some(Requirement::Required) {

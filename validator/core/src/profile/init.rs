@@ -295,7 +295,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::String(one_line(text)).to_string()
 }
 
-/// Whatever a driver says, without what would end a comment or is no text to YAML.
+/// A driver's text, without characters that would end a comment or that YAML refuses.
 fn one_line(text: &str) -> String {
     text.chars()
         .filter(|it| !it.is_control() && !"\u{2028}\u{2029}\u{feff}\u{fffe}\u{ffff}".contains(*it))

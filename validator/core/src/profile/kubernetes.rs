@@ -19,13 +19,13 @@ pub struct KubernetesProfile {
     /// Devices that each resource must have, exactly, where the GPUs do not say it:
     /// `nvidia.com/mig-1g.10gb: 7`.
     pub resources: BTreeMap<String, u32>,
-    /// Into how many devices time-slicing or MPS makes each GPU or MIG device; by default what the
-    /// device plugin says.
+    /// Into how many devices time-slicing or MPS makes each GPU or MIG device; by default the
+    /// device plugin's number.
     pub replicas: Option<u32>,
     /// Seconds in which the kubelet must have as many devices as the node has GPUs; 0 by default,
     /// which waits for none.
     pub allocatable_within_s: Option<f64>,
-    /// Whether the device plugin is asked for its own list. NVIDIA's plugin then loses one health
+    /// Whether the device plugin's own list is requested. NVIDIA's plugin then loses one health
     /// event, see the check `device_plugin_devices`; false by default.
     pub list_and_watch: Option<bool>,
     /// Labels that the node must have.
@@ -44,7 +44,8 @@ pub struct KubernetesProfile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct KubernetesApiProfile {
-    /// The API server must be asked: without credentials, its checks are errors instead of skipped.
+    /// The API server must be queried: without credentials, its checks are errors instead of
+    /// skipped.
     pub required: Option<bool>,
     /// A kubeconfig; by default `KUBECONFIG`, else the pod's service account.
     pub kubeconfig: Option<String>,
@@ -64,7 +65,7 @@ pub struct GpuPodProfile {
     pub image: Option<String>,
     /// The namespace that the pods are made in; `gpu-bringup` by default.
     pub namespace: Option<String>,
-    /// The resource of which each pod asks for one; `nvidia.com/gpu` by default.
+    /// The resource of which each pod requests one; `nvidia.com/gpu` by default.
     pub resource: Option<String>,
     /// How many pods at once; by default as many as devices are free.
     pub count: Option<u32>,

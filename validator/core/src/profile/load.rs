@@ -44,9 +44,9 @@ const EXTENDS_LIMIT: usize = 3;
 
 /// Reads a profile file and those that it extends.
 ///
-/// `extends` names a file relative to the one that says it, at most three of them one through the
-/// other. The extending file's scalars override, its mappings merge key by key and its lists
-/// replace; `null` clears a value. Name and description are not inherited.
+/// `extends` names a file relative to its own, at most three of them one through the other. The
+/// extending file's scalars override, its mappings merge key by key and its lists replace; `null`
+/// clears a value. Name and description are not inherited.
 ///
 /// `known_checks` are the ids that `checks:` may name.
 pub fn load(
@@ -164,7 +164,7 @@ fn refuse_nesting(source: &Source) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// Lays the profiles over each other; the first is the one that was asked for.
+/// Lays the profiles over each other; the first is the requested one.
 fn resolve(sources: &[Source], profiles: Vec<Profile>) -> Result<Profile, ProfileError> {
     let cannot = |error: serde_json::Error| {
         ProfileError(format!(
@@ -251,7 +251,7 @@ fn quoted(text: &str) -> Vec<&str> {
     text.split(mark).skip(1).step_by(2).collect()
 }
 
-/// Says in a person's words what the library says in a programmer's.
+/// Rewords the library's errors for users.
 fn in_words(problem: &str) -> String {
     let mut text = problem.to_owned();
     for (theirs, ours) in [

@@ -1,4 +1,4 @@
-//! What a profile says over what the one it extends says.
+//! The values of a profile over those of the one that it extends.
 
 use serde_json::{Map, Value};
 
@@ -7,9 +7,9 @@ const OWN: [&str; 3] = ["name", "description", "extends"];
 
 /// Lays `child` over `base`; both are profiles as JSON, with every key there.
 ///
-/// `written` is what the child's file says, as only it knows which keys are written and which are
-/// defaults. A scalar overrides, a mapping merges key by key, a list replaces, `null` clears a
-/// scalar or list and says nothing of a mapping (a section whose lines are all commented out).
+/// `written` is the child's file, as only it has which keys are written and which are defaults. A
+/// scalar overrides, a mapping merges key by key, a list replaces, `null` clears a scalar or list
+/// and leaves a mapping (a section whose lines are all commented out).
 pub(super) fn merge(base: Value, child: &Value, written: &serde_yaml::Value) -> Value {
     let mut base = base;
     if let Value::Object(fields) = &mut base {

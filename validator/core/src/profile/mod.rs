@@ -37,9 +37,8 @@ pub struct Profile {
     /// A name for reports: `p5.48xlarge`.
     pub name: Option<String>,
     pub description: Option<String>,
-    /// Another profile, relative to this file, whose values hold where this one says nothing; no
-    /// deeper than three. Scalars override, mappings merge key by key, lists replace, `null`
-    /// clears.
+    /// Another profile, relative to this file, whose values hold where this one has none; no deeper
+    /// than three. Scalars override, mappings merge key by key, lists replace, `null` clears.
     pub extends: Option<String>,
     pub driver: DriverProfile,
     pub cuda: CudaProfile,
@@ -205,7 +204,7 @@ pub struct Policy {
     pub retired_pages_maximum: Option<u32>,
     pub pcie_replays_maximum: Option<u64>,
     pub nvlink_errors_maximum: Option<u64>,
-    /// Memory in use on an idle GPU, beside what the driver reserves.
+    /// Memory in use on an idle GPU, without what the driver reserves.
     pub idle_memory_maximum_mib: Option<u64>,
     /// Processes by other users or jobs may use the GPUs.
     pub foreign_processes: Option<Requirement>,
@@ -276,7 +275,7 @@ pub struct BurnProfile {
     pub share: Option<bool>,
 }
 
-/// Seconds that a burn may be asked to take; more than a week is a typing error.
+/// Range of a burn's requested seconds; more than a week is a typing error.
 pub const BURN_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=604_800.0;
 
 impl BurnProfile {
@@ -297,8 +296,8 @@ impl BurnProfile {
     /// What this level multiplies; empty: what heats a GPU most.
     pub fn precisions(&self, level: Level) -> Vec<Precision> {
         if self.precisions.is_empty() && level == Level::Extended {
-            // One of each kind of arithmetic unit and width: what one does right says little of the
-            // others.
+            // One of each kind of arithmetic unit and width: a right result of one is little
+            // evidence about the others.
             return vec![
                 Precision::Bf16,
                 Precision::Fp8,
@@ -348,7 +347,7 @@ pub enum FirstBootFailure {
 #[serde(deny_unknown_fields)]
 pub struct CheckSetting {
     pub severity: Severity,
-    /// Why; whoever reads the report later will ask.
+    /// Why; readers of the report need it.
     pub reason: String,
 }
 

@@ -102,7 +102,7 @@ fn families_are_what_their_instances_are() {
                 assert!(row.fabric_manager, "{}", row.instance_type);
             }
         }
-        // A family of one size says all that its only row says.
+        // A family of one size has the values of its only row.
         if let [row] = rows[..] {
             assert_eq!(profile.gpus.count, Some(row.gpu_count), "{family}");
             assert_eq!(profile.gpus.nvlinks, row.nvlinks, "{family}");

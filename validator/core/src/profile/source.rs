@@ -141,7 +141,7 @@ fn shortened(message: &str) -> String {
     message.chars().take(LIMIT_CHARS).chain(['…']).collect()
 }
 
-/// The error that stops the search; the YAML library says where it happened.
+/// The error that stops the search; the YAML library reports the place.
 const FOUND: &str = "found what was looked for";
 
 /// Walks down a path and fails on purpose at its end, as only errors carry a location.

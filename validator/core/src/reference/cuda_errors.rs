@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// What a `CUresult` says of the machine, in words.
+/// The meaning of a `CUresult` for the machine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaErrorExplanation {

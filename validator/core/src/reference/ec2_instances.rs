@@ -10,14 +10,14 @@ use serde::Deserialize;
 pub struct Ec2InstanceRow {
     /// `p5.48xlarge`.
     pub instance_type: String,
-    /// [`super::GpuModel::name`]; `None` where no source says.
+    /// [`super::GpuModel::name`]; `None` where no source has it.
     #[serde(default)]
     pub gpu_model: Option<String>,
     pub gpu_count: u32,
     /// NVSwitches are in the instance, so fabric manager must run (the switches may be hidden from
     /// the guest).
     pub fabric_manager: bool,
-    /// NVLinks of each GPU that the instance connects; `None` where no source says.
+    /// NVLinks of each GPU that the instance connects; `None` where no source has it.
     #[serde(default)]
     pub nvlinks: Option<u32>,
     pub source: String,

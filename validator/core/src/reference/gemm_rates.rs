@@ -60,7 +60,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         .expect("a test parses the embedded table")
 });
 
-/// What `model` reaches with these kernels (`sm_90a`, `cublaslt`); `None` where nobody knows.
+/// What `model` reaches with these kernels (`sm_90a`, `cublaslt`); `None` where it is unknown.
 pub fn gemm_rate(model: &GpuModel, kernels: &str, precision: Precision) -> Option<GemmRate> {
     let measured = TABLE
         .measured

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::diagnosis::{CauseKind, RecommendedAction};
 
-/// What an Xid means and what it says of the GPU.
+/// The meaning of an Xid and its evidence about the GPU.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Xid {
@@ -41,9 +41,9 @@ pub enum XidClass {
     Hardware,
     /// Driver or firmware must be updated.
     Software,
-    /// NVLink 5 messages, whose text says fatal or not.
+    /// NVLink 5 messages, whose text states fatal or not.
     NvlinkBySeverity,
-    /// No public source says what it means.
+    /// No public source has its meaning.
     Unknown,
 }
 

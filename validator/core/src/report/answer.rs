@@ -235,7 +235,9 @@ fn process(process: &GpuProcess) -> String {
             mib => format!(", {mib} MiB"),
         })
         .unwrap_or_default();
-    format!("{} (pid {}{memory})", one_line(name), process.pid)
+    let user = process.user.as_deref();
+    let user = user.map_or_else(String::new, |it| format!(", user {}", one_line(it)));
+    format!("{} (pid {}{user}{memory})", one_line(name), process.pid)
 }
 
 fn without_full_stop(text: &str) -> &str {
@@ -244,7 +246,7 @@ fn without_full_stop(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::answer;
+    use super::{answer, process};
     use crate::diagnosis::diagnose;
     use crate::facts::{Facts, KernelLogRecord, Reading};
     use crate::findings::Run;
@@ -301,6 +303,14 @@ mod tests {
             answer.starts_with("WARN: node is ready: 8 GPUs judged, none failed, "),
             "{answer}"
         );
+    }
+
+    #[test]
+    fn a_process_is_named_with_its_user_and_memory() {
+        let mut user = python_process(40 << 10);
+        assert_eq!(process(&user), "python3 (pid 4242, 40 GiB)");
+        user.user = Some("jane".to_owned());
+        assert_eq!(process(&user), "python3 (pid 4242, user jane, 40 GiB)");
     }
 
     #[test]

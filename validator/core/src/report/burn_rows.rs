@@ -21,6 +21,11 @@ pub struct BurnRow {
     pub engine_choice: String,
     /// Median over time, in 1e12 operations a second; `null` where it is no number.
     pub tflops: Option<f64>,
+    /// Over time, warm-up left out; `null` in a burn too short for it.
+    pub tflops_minimum: Option<f64>,
+    pub tflops_maximum: Option<f64>,
+    /// The standard deviation over time, in percent of the mean.
+    pub tflops_deviation_percent: Option<f64>,
     /// Of what a healthy GPU of the model was measured to reach.
     pub reference_percent: Option<f64>,
     pub products: u64,
@@ -50,7 +55,7 @@ pub(crate) fn burn_rows(facts: &Facts) -> Vec<BurnRow> {
 }
 
 /// The GPUs that were burned, with their UUIDs.
-pub(super) fn burned_gpus(facts: &Facts) -> impl Iterator<Item = (&GpuFacts, &str, &BurnRun)> {
+fn burned_gpus(facts: &Facts) -> impl Iterator<Item = (&GpuFacts, &str, &BurnRun)> {
     facts.gpus.iter().filter_map(|gpu| {
         let uuid = gpu.uuid.value()?;
         Some((gpu, uuid.as_str(), facts.load.burn.get(uuid)?.value()?))
@@ -69,6 +74,7 @@ fn row(
         GemmRate::Measured { tflops, .. } => Some(tflops),
         GemmRate::Floor { .. } => None,
     });
+    let spread = burned::spread(products);
     let samples = log
         .and_then(|log| burned::samples_under_load(run, log).ok())
         .unwrap_or_default();
@@ -79,6 +85,9 @@ fn row(
         kernels: products.kernels.clone(),
         engine_choice: run.engine_choice.clone(),
         tflops,
+        tflops_minimum: spread.map(|it| it.minimum),
+        tflops_maximum: spread.map(|it| it.maximum),
+        tflops_deviation_percent: spread.map(|it| it.deviation_percent),
         reference_percent: tflops.zip(reference).map(|(it, all)| it / all * 100.0),
         products: products.products,
         products_verified: products.products_verified,
@@ -94,10 +103,13 @@ fn row(
 
 impl BurnRow {
     /// What the columns of a table are called.
-    pub(super) const HEADS: [&'static str; 8] = [
+    pub(super) const HEADS: [&'static str; 11] = [
         "GPU",
         "precision",
-        "TFLOP/s",
+        "TFLOP/s (median)",
+        "min",
+        "max",
+        "deviation",
         "of reference",
         "verified products",
         "wrong",
@@ -106,26 +118,37 @@ impl BurnRow {
     ];
 
     /// The cells of a table; empty where nothing is known.
-    pub(super) fn cells(&self) -> [String; 8] {
-        let unknown = String::new;
+    pub(super) fn cells(&self) -> [String; 11] {
+        let rate = |value: Option<f64>| {
+            let digits = if self.tflops.is_some_and(|it| it < 10.0) {
+                3
+            } else {
+                1
+            };
+            value.map_or_else(String::new, |it| format!("{it:.digits$}"))
+        };
         let power = match (self.power_w, self.power_limit_w) {
             (Some(power), Some(limit)) => format!("{power:.0} of {limit:.0} W"),
             (Some(power), None) => format!("{power:.0} W"),
-            _ => unknown(),
+            _ => String::new(),
         };
         [
             self.pci_address
                 .clone()
                 .unwrap_or_else(|| self.gpu_uuid.clone()),
             format!("{} ({})", self.precision, self.kernels),
-            self.tflops.map_or_else(unknown, |it| format!("{it:.1}")),
+            rate(self.tflops),
+            rate(self.tflops_minimum),
+            rate(self.tflops_maximum),
+            self.tflops_deviation_percent
+                .map_or_else(String::new, |it| format!("{it:.1} %")),
             self.reference_percent
-                .map_or_else(unknown, |it| format!("{it:.0} %")),
+                .map_or_else(String::new, |it| format!("{it:.0} %")),
             format!("{} of {}", self.products_verified, self.products),
             self.mismatches.to_string(),
             power,
             self.temperature_c
-                .map_or_else(unknown, |it| format!("{it} °C")),
+                .map_or_else(String::new, |it| format!("{it} °C")),
         ]
     }
 }

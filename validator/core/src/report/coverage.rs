@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::faults::gpu_count;
-use super::text::{counted, one_line};
+use super::text::{counted, counted_subjects, one_line};
 use crate::diagnosis::name_of;
 use crate::findings::{Finding, Run, Subject, Verdict};
 
@@ -119,9 +119,9 @@ impl NotJudged {
                 let names = names.join(", ");
                 match subjects {
                     [Subject::Host] => names,
-                    [_] if only_gpu => names,
+                    [Subject::Gpu(_)] if only_gpu => names,
                     [subject] => format!("{names} on {}", one_line(&name_of(subject, &run.facts))),
-                    subjects => format!("{names} on {}", counted(subjects.len(), "GPU")),
+                    subjects => format!("{names} on {}", counted_subjects(subjects)),
                 }
             })
             .collect();

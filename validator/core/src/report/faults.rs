@@ -36,11 +36,14 @@ impl Fault<'_> {
         names.join(", ")
     }
 
-    /// Whom it is about: nobody (the host), `all 8 GPUs`, or each GPU by name.
+    /// Its subjects: none (the host), `all 8 GPUs`, or each GPU or environment by name.
     pub(crate) fn subject_names(&self) -> Vec<String> {
         if self.subjects == [&Subject::Host] {
             Vec::new()
-        } else if self.subjects.len() > 1 && self.subjects.len() == self.gpus {
+        } else if self.subjects.len() > 1
+            && self.subjects.len() == self.gpus
+            && self.subjects.iter().all(|it| it.is_gpu())
+        {
             vec![format!("all {}", counted(self.gpus, "GPU"))]
         } else {
             let names = self.subjects.iter().map(|it| name_of(it, self.facts));
@@ -126,7 +129,7 @@ pub(crate) fn gpu_count(findings: &[Finding]) -> usize {
     let mut gpus: Vec<&Subject> = findings
         .iter()
         .map(|it| &it.subject)
-        .filter(|it| **it != Subject::Host)
+        .filter(|it| it.is_gpu())
         .collect();
     gpus.sort_unstable();
     gpus.dedup();

@@ -7,7 +7,7 @@ use super::text::{counted, one_line};
 use super::verdict;
 use crate::findings::{Counts, ExitStatus, Finding, Run, Verdict};
 
-/// What is said of one facts file of a folder.
+/// The line for one facts file of a folder.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct FleetEntry {
     /// The file's name within the folder.
@@ -27,7 +27,7 @@ pub struct FleetEntry {
 }
 
 impl FleetEntry {
-    /// What `run` says of the facts in `file`.
+    /// The line of `run` for the facts in `file`.
     pub fn judged(file: &str, run: &Run) -> Self {
         let status = run.exit_status();
         Self {

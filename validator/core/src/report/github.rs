@@ -1,7 +1,7 @@
 //! Annotations for GitHub Actions: workflow commands on stdout.
 
 use super::faults::faults;
-use super::text::{counted, one_line, xml};
+use super::text::{counted, counted_subjects, one_line, xml};
 use super::verdict;
 use crate::diagnosis::name_of;
 use crate::findings::{ExitStatus, Run, Subject, Verdict};
@@ -36,7 +36,7 @@ pub fn github_annotations(run: &Run) -> String {
             let subjects = match &fault.subjects[..] {
                 [Subject::Host] => "host".to_owned(),
                 [one] => name_of(one, &run.facts),
-                many => counted(many.len(), "GPU"),
+                many => counted_subjects(many.iter().copied()),
             };
             let checks = match &fault.checks[..] {
                 [one] => (*one).to_owned(),

@@ -5,7 +5,10 @@ use expect_test::expect_file;
 use proptest::prelude::*;
 
 use super::sample;
-use super::{HumanStyle, Report, github_annotations, html, human, json, junit, markdown, metrics};
+use super::{
+    HumanStyle, Report, ctrf, github_annotations, html, human, json, junit, markdown, metrics,
+    ocptv,
+};
 use crate::facts::Reading;
 use crate::findings::{Counts, ExitStatus, Finding, GpuSubject, Run, Subject, Verdict};
 
@@ -24,7 +27,7 @@ fn verbose_in_color(run: &Run) -> String {
 
 type Format = fn(&Run) -> String;
 
-const FORMATS: [(&str, Format); 8] = [
+const FORMATS: [(&str, Format); 10] = [
     ("txt", plain),
     ("verbose.ansi", verbose_in_color),
     ("junit.xml", junit),
@@ -33,6 +36,8 @@ const FORMATS: [(&str, Format); 8] = [
     ("html", html),
     ("prom", metrics),
     ("github.txt", github_annotations),
+    ("ctrf.json", ctrf),
+    ("ocptv.jsonl", ocptv),
 ];
 
 #[test]
@@ -132,6 +137,19 @@ fn checks_that_pass_are_details() {
 }
 
 #[test]
+fn a_run_that_judged_nothing_is_ten_lines_with_the_reason_first() {
+    let report = plain(&sample::no_gpu());
+    assert!(report.lines().count() <= 10, "{report}");
+    let first = report.lines().next().unwrap_or_default();
+    assert!(first.contains("no NVIDIA GPU on the PCI bus"), "{report}");
+    assert!(
+        report.contains("Remediation: install the NVIDIA driver"),
+        "{report}"
+    );
+    assert!(verbose_in_color(&sample::no_gpu()).lines().count() > 20);
+}
+
+#[test]
 fn eight_gpus_fit_a_terminal_of_24_lines_and_80_columns() {
     for run in [sample::healthy(), sample::fallen_off_the_bus()] {
         let report = human(
@@ -171,9 +189,11 @@ fn one_obstacle_before_several_checks_is_one_problem_with_their_names() {
             finding.summary = "kernel modules could not be read: no such file".to_owned();
         }
     }
-    let report = plain(&run);
+    let report = verbose_in_color(&run);
+    let (_, problems) = report.split_once("Problems").expect("problems");
+    let (problems, _) = problems.split_once("Machine").expect("details");
     assert_eq!(
-        report.matches("kernel modules could not be read").count(),
+        problems.matches("kernel modules could not be read").count(),
         1,
         "{report}"
     );

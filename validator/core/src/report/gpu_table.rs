@@ -1,14 +1,15 @@
 //! The GPUs of a run as a table for people: one row each in PCI order, with what was measured and
 //! its limit.
 
+use std::collections::{HashMap, HashSet};
+
 use super::burn_rows::{BurnRow, burn_rows};
 use super::text::one_line;
+use super::text_columns::{Column, GAP, Side};
 use crate::diagnosis::{CauseGpu, RootCause};
 use crate::facts::{Facts, GpuFacts};
-use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict};
+use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict, findings_by};
 
-/// What separates two columns.
-const GAP: &str = "  ";
 /// A name that is longer was not written by NVIDIA, and would push the figures off the terminal.
 const CELL_MAXIMUM: usize = 40;
 
@@ -81,6 +82,44 @@ impl GpuTable {
     }
 }
 
+/// The same table without alignment, for formats that have tables of their own.
+pub(super) struct GpuGrid {
+    /// Columns before and after the verdict; `-` stands in a cell where nothing was read.
+    pub(super) heads: [Vec<String>; 2],
+    pub(super) rows: Vec<GpuGridRow>,
+}
+
+pub(super) struct GpuGridRow {
+    pub(super) cells: [Vec<String>; 2],
+    pub(super) verdict: Verdict,
+    pub(super) word: &'static str,
+}
+
+impl GpuGrid {
+    pub(super) fn of(run: &Run, causes: &[RootCause]) -> Self {
+        let gpus = gpus_in_pci_order(run, causes);
+        let (before, after) = columns(run, &gpus);
+        let columns = [before, after].map(|it| {
+            let with_values = it.into_iter().filter(Column::has_values);
+            with_values.collect::<Vec<_>>()
+        });
+        let rows = gpus.iter().enumerate().map(|(row, gpu)| GpuGridRow {
+            cells: columns.each_ref().map(|it| {
+                let cells = it.iter().map(|it| it.cell(row).trim().to_owned());
+                cells.collect()
+            }),
+            verdict: gpu.verdict,
+            word: gpu.word(),
+        });
+        Self {
+            rows: rows.collect(),
+            heads: columns
+                .each_ref()
+                .map(|it| it.iter().map(|it| it.name.clone()).collect()),
+        }
+    }
+}
+
 /// A GPU that NVML lists, or one that a cause names and NVML does not list any more.
 struct ShownGpu<'f> {
     name: CauseGpu,
@@ -99,15 +138,27 @@ impl ShownGpu<'_> {
 }
 
 fn gpus_in_pci_order<'f>(run: &'f Run, causes: &[RootCause]) -> Vec<ShownGpu<'f>> {
+    let findings: HashMap<&GpuSubject, Vec<&Finding>> = findings_by(&run.findings, Subject::gpu)
+        .into_iter()
+        .collect();
+    let mut blamed: HashMap<&CauseGpu, Vec<&RootCause>> = HashMap::new();
+    for cause in causes {
+        for gpu in &cause.gpus {
+            blamed.entry(gpu).or_default().push(cause);
+        }
+    }
+    let of_gpu = |name: &CauseGpu| blamed.get(name).map_or(&[][..], Vec::as_slice);
     let listed = run.facts.gpus.iter().enumerate().map(|(index, gpu)| {
         let name = CauseGpu::of(gpu, index);
-        let subject = Subject::Gpu(GpuSubject::of(gpu));
-        shown(run, causes, name, Some(gpu), Some(&subject))
+        let own = findings.get(&GpuSubject::of(gpu));
+        let causes = of_gpu(&name);
+        shown(name, Some(gpu), own.map_or(&[], Vec::as_slice), causes)
     });
     let mut gpus: Vec<ShownGpu<'f>> = listed.collect();
+    let mut shown_already: HashSet<CauseGpu> = gpus.iter().map(|it| it.name.clone()).collect();
     for gpu in causes.iter().flat_map(|it| &it.gpus) {
-        if !gpus.iter().any(|it| it.name == *gpu) {
-            gpus.push(shown(run, causes, gpu.clone(), None, None));
+        if shown_already.insert(gpu.clone()) {
+            gpus.push(shown(gpu.clone(), None, &[], of_gpu(gpu)));
         }
     }
     let order = |it: &ShownGpu<'_>| {
@@ -121,26 +172,23 @@ fn gpus_in_pci_order<'f>(run: &'f Run, causes: &[RootCause]) -> Vec<ShownGpu<'f>
 /// The worst of the findings on this GPU, and of the causes that name it: a line of the kernel log
 /// blames a GPU in a finding of the host.
 fn shown<'f>(
-    run: &Run,
-    causes: &[RootCause],
     name: CauseGpu,
     facts: Option<&'f GpuFacts>,
-    subject: Option<&Subject>,
+    own: &[&Finding],
+    blamed: &[&RootCause],
 ) -> ShownGpu<'f> {
-    let own = run
-        .findings
-        .iter()
-        .filter(|it| Some(&it.subject) == subject);
-    let blamed = causes.iter().filter(|it| it.gpus.contains(&name));
     let verdict = own
-        .clone()
+        .iter()
         .map(|it| it.verdict)
-        .chain(blamed.map(|it| it.verdict))
+        .chain(blamed.iter().map(|it| it.verdict))
         .max()
         .unwrap_or(Verdict::Skip);
-    let errors: Vec<&Finding> = own.filter(|it| it.verdict == Verdict::Error).collect();
+    let errors: Vec<&&Finding> = own
+        .iter()
+        .filter(|it| it.verdict == Verdict::Error)
+        .collect();
     let verdict = match verdict {
-        Verdict::Skip if judged(run, subject) => Verdict::Pass,
+        Verdict::Skip if own.iter().any(|it| it.verdict.judged()) => Verdict::Pass,
         verdict => verdict,
     };
     ShownGpu {
@@ -148,68 +196,6 @@ fn shown<'f>(
         facts,
         verdict,
         busy: !errors.is_empty() && errors.iter().all(|it| it.busy),
-    }
-}
-
-fn judged(run: &Run, subject: Option<&Subject>) -> bool {
-    let mut own = run
-        .findings
-        .iter()
-        .filter(|it| Some(&it.subject) == subject);
-    own.any(|it| it.verdict.judged())
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Left,
-    Right,
-}
-
-struct Column {
-    name: String,
-    /// Empty where nothing was read.
-    cells: Vec<String>,
-    side: Side,
-}
-
-impl Column {
-    fn new(name: &str, cells: Vec<String>, side: Side) -> Self {
-        Self {
-            name: name.to_owned(),
-            cells,
-            side,
-        }
-    }
-
-    fn has_values(&self) -> bool {
-        self.cells.iter().any(|it| !it.is_empty())
-    }
-
-    fn width(&self) -> usize {
-        let cells = self.cells.iter().map(|it| it.chars().count());
-        cells
-            .max()
-            .unwrap_or_default()
-            .max(self.name.chars().count())
-    }
-
-    fn head(&self) -> String {
-        self.aligned(&self.name)
-    }
-
-    fn cell(&self, row: usize) -> String {
-        match self.cells.get(row).map(String::as_str) {
-            None | Some("") => self.aligned("-"),
-            Some(cell) => self.aligned(cell),
-        }
-    }
-
-    fn aligned(&self, text: &str) -> String {
-        let width = self.width();
-        match self.side {
-            Side::Left => format!("{text:<width$}"),
-            Side::Right => format!("{text:>width$}"),
-        }
     }
 }
 
@@ -250,6 +236,10 @@ fn columns(run: &Run, gpus: &[ShownGpu<'_>]) -> (Vec<Column>, Vec<Column>) {
         named("SM MHz", Side::Right, &|gpu| sm_clock(gpu, &run.facts)),
         named("Memory GiB", Side::Right, &memory),
         named("UUID", Side::Left, &|gpu| text(gpu.name.uuid.as_ref())),
+        named("VBIOS", Side::Left, &|gpu| {
+            text(gpu.facts.and_then(|it| it.vbios_version.value()))
+        }),
+        named("NUMA", Side::Right, &|gpu| numa_node(gpu, &run.facts)),
     ]);
     // One model is named above the table.
     let model = named("Model", Side::Left, &|gpu| text(gpu.name.name.as_ref()));
@@ -353,4 +343,15 @@ fn memory(gpu: &ShownGpu<'_>) -> String {
         let tenths = it.total_bytes.saturating_mul(10) >> 30;
         format!("{}.{}", tenths / 10, tenths % 10)
     })
+}
+
+/// The host's node that the GPU is attached to; empty where the platform names none.
+fn numa_node(gpu: &ShownGpu<'_>, facts: &Facts) -> String {
+    let devices = facts.host.pci_devices.value();
+    let device = devices.and_then(|it| {
+        it.iter()
+            .find(|device| Some(&device.address) == gpu.name.pci_address.as_ref())
+    });
+    let node = device.and_then(|it| it.numa_node).filter(|it| *it >= 0);
+    node.map_or_else(String::new, |it| it.to_string())
 }

@@ -11,7 +11,8 @@ use super::page::{Color, HumanStyle, Page, color_of_verdict};
 use super::text::{cause_in_words, counted, one_line, wrapped};
 use super::verdict;
 use crate::diagnosis::{RootCause, diagnose};
-use crate::findings::{Finding, Run};
+use crate::findings::{ExitStatus, Finding, Run};
+use crate::level::Level;
 
 /// The report for a person: the answer, the GPUs, further problems, details where they are wanted,
 /// and counts.
@@ -25,6 +26,11 @@ pub fn human(run: &Run, style: HumanStyle) -> String {
         },
     };
     page.answer(run, &causes);
+    if judged_nothing(run) && !style.verbose {
+        page.nothing_judged(run, &causes);
+        page.counts(run);
+        return page.text;
+    }
     page.machine(run);
     page.gpus(run, &causes);
     page.missing(run);
@@ -64,6 +70,22 @@ impl Page {
         );
         let line = wrapped(&line, "", self.style.width);
         self.line(&line);
+    }
+
+    /// The layers that are missing and the first remediation; everything else follows from them.
+    fn nothing_judged(&mut self, run: &Run, causes: &[RootCause]) {
+        let [host, _] = Machine::of(&run.facts).short_lines();
+        let level = format!("level {}, profile {}", run.level, one_line(&run.profile));
+        for line in [host, level] {
+            self.line(&wrapped(&line, "", self.style.width));
+        }
+        for line in missing(&run.facts) {
+            self.line(&wrapped(&line, "  ", self.style.width));
+        }
+        if let Some(remedy) = causes.iter().find_map(|it| it.remedy.as_deref()) {
+            let line = format!("Remediation: {}", one_line(remedy));
+            self.line(&wrapped(&line, "", self.style.width));
+        }
     }
 
     fn gpus(&mut self, run: &Run, causes: &[RootCause]) {
@@ -147,6 +169,15 @@ impl Page {
         self.blank();
         self.after_word(&format!("{simulated}{}:", word(run)), color_of(run), &text);
     }
+}
+
+/// A node without a GPU in NVML, of which nothing failed: one reason explains every finding.
+fn judged_nothing(run: &Run) -> bool {
+    run.exit_status() == ExitStatus::NotJudged
+        && run.incomplete.is_none()
+        && run.level != Level::Image
+        && verdict::judged_gpus(run) == 0
+        && !missing(&run.facts).is_empty()
 }
 
 /// One obstacle that kept several checks from being judged is one entry with their names.

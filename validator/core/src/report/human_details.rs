@@ -1,18 +1,21 @@
 //! The details of the report for a person: every check, the findings that object in full, and the
 //! coverage by name.
 
+use super::burn_rows::{BurnRow, burn_rows};
 use super::coverage::Coverage;
 use super::faults::{Fault, faults};
 use super::node_summary::Machine;
 use super::page::{Color, Page};
 use super::text::one_line;
+use super::text_columns::{self, Column, Side};
 use crate::diagnosis::gpu_of;
 use crate::facts::Facts;
-use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict};
+use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict, findings_by};
 
 /// Appends the details to the page.
 pub(super) fn details(page: &mut Page, run: &Run) {
     machine(page, run);
+    burn(page, run);
     let check_width = run.findings.iter().map(|it| it.check.len()).max();
     let check_width = check_width.unwrap_or_default();
     let host: Vec<&Finding> = run
@@ -24,8 +27,12 @@ pub(super) fn details(page: &mut Page, run: &Run) {
         page.heading("Checks of the host");
         checks(page, &host, check_width);
     }
-    for (gpu, findings) in by_gpu(&run.findings) {
+    for (gpu, findings) in findings_by(&run.findings, Subject::gpu) {
         page.heading(&heading_of(gpu, &run.facts));
+        checks(page, &findings, check_width);
+    }
+    for (environment, findings) in findings_by(&run.findings, Subject::environment) {
+        page.heading(&one_line(&environment.to_string()));
         checks(page, &findings, check_width);
     }
     in_full(page, run);
@@ -36,6 +43,25 @@ fn machine(page: &mut Page, run: &Run) {
     page.heading("Machine");
     for (what, value) in Machine::of(&run.facts).lines() {
         page.line(&format!("{what:<8}  {value}"));
+    }
+}
+
+/// One line a GPU and precision: median, minimum, maximum and deviation over time.
+fn burn(page: &mut Page, run: &Run) {
+    let rows = burn_rows(&run.facts);
+    if rows.is_empty() {
+        return;
+    }
+    page.heading("Burn");
+    let cells: Vec<[String; BurnRow::HEADS.len()]> = rows.iter().map(BurnRow::cells).collect();
+    let column = |(index, head): (usize, &&str)| {
+        let cells = cells.iter().map(|row| one_line(&row[index])).collect();
+        let side = if index < 2 { Side::Left } else { Side::Right };
+        Column::new(head, cells, side)
+    };
+    let columns = BurnRow::HEADS.iter().enumerate().map(column).collect();
+    for line in text_columns::lines(columns, page.style.width) {
+        page.line(&line);
     }
 }
 
@@ -111,21 +137,6 @@ fn coverage(page: &mut Page, run: &Run) {
         let text = format!("{}: {}", group.names(run), one_line(&group.reason));
         page.after_verdict(group.verdict, &text);
     }
-}
-
-/// Findings by GPU, in their order.
-fn by_gpu(findings: &[Finding]) -> Vec<(&GpuSubject, Vec<&Finding>)> {
-    let mut gpus: Vec<(&GpuSubject, Vec<&Finding>)> = Vec::new();
-    for finding in findings {
-        let Subject::Gpu(gpu) = &finding.subject else {
-            continue;
-        };
-        match gpus.iter_mut().find(|(known, _)| *known == gpu) {
-            Some((_, of_gpu)) => of_gpu.push(finding),
-            None => gpus.push((gpu, vec![finding])),
-        }
-    }
-    gpus
 }
 
 /// Takes out the skips that at least three checks share the reason of.

@@ -1,8 +1,11 @@
-//! The JUnit report: one suite for the host and one for each GPU.
+//! The JUnit report: one suite for the host, one for each GPU and one for each Python
+//! environment.
 //!
 //! Written by the crate junit-report; what it leaves out and readers count by (`skipped` on suites,
 //! totals on the root) is added in a second pass over its XML. A warning is a test case that passes
-//! and says so in its `system-out`.
+//! with the warning in its `system-out`.
+
+use std::path::{Component, Path};
 
 use junit_report::{Duration, OffsetDateTime, Report, TestCase, TestResult, TestSuite};
 use quick_xml::events::{BytesStart, Event};
@@ -42,7 +45,7 @@ struct Suite<'a> {
     findings: Vec<&'a Finding>,
 }
 
-/// The host's suite is always there, also without findings: it tells the machine's facts.
+/// The host's suite is always there, also without findings: it holds the machine's facts.
 fn suites(run: &Run) -> Vec<Suite<'_>> {
     let mut suites = vec![Suite {
         subject: &Subject::Host,
@@ -69,7 +72,7 @@ impl Suite<'_> {
         suite.timestamp = timestamp(&run.facts.collected_at);
         let mut names: Vec<&str> = Vec::new();
         for finding in &self.findings {
-            // GPUs that tell neither UUID nor PCI address share a suite; readers want distinct
+            // GPUs that report neither UUID nor PCI address share a suite; readers want distinct
             // names.
             let before = names.iter().filter(|it| **it == finding.check).count();
             names.push(&finding.check);
@@ -139,7 +142,9 @@ fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
         case.set_system_out(&format!("{prefix}{text}"));
     }
     case.set_classname(&attribute(&class_name(&finding.subject, run)));
-    case.set_filepath(&attribute(&file(finding, run)));
+    if let Some(file) = file(run) {
+        case.set_filepath(&attribute(file));
+    }
     case
 }
 
@@ -149,12 +154,15 @@ fn attribute(text: &str) -> String {
     xml(&one_line(text))
 }
 
-/// What is wrong, and on which GPU: readers that annotate show no more than this.
+/// What is wrong, and on which GPU or in which environment: readers that annotate show no more than
+/// this.
 fn message(finding: &Finding, run: &Run) -> String {
     match &finding.subject {
-        Subject::Gpu(_) if matches!(finding.verdict, Verdict::Fail | Verdict::Error) => {
-            let gpu = name_of(&finding.subject, &run.facts);
-            format!("{gpu}: {}", finding.summary)
+        Subject::Gpu(_) | Subject::Environment(_)
+            if matches!(finding.verdict, Verdict::Fail | Verdict::Error) =>
+        {
+            let subject = name_of(&finding.subject, &run.facts);
+            format!("{subject}: {}", finding.summary)
         }
         _ => finding.summary.clone(),
     }
@@ -162,10 +170,12 @@ fn message(finding: &Finding, run: &Run) -> String {
 
 /// Readers that compare runs take class and name for the test's identity. The PCI address is the
 /// same for a lost GPU, for the board that replaces it, and on all nodes of one type. Instances of
-/// one GPU share its address, which their UUIDs then follow.
+/// one GPU share its address, which their UUIDs then follow. A Python environment is its folder.
 fn class_name(subject: &Subject, run: &Run) -> String {
-    let Subject::Gpu(gpu) = subject else {
-        return "gpu-validator.host".to_owned();
+    let gpu = match subject {
+        Subject::Host => return "gpu-validator.host".to_owned(),
+        Subject::Environment(it) => return format!("gpu-validator.environment.{}", it.path),
+        Subject::Gpu(gpu) => gpu,
     };
     let at_address = |address: &String| {
         let gpus = run.facts.gpus.iter();
@@ -181,20 +191,19 @@ fn class_name(subject: &Subject, run: &Run) -> String {
     }
 }
 
-/// The profile, or the check's own source file, which holds what is expected where no profile says
-/// it. Without a file, readers guess one from the class name.
-fn file(finding: &Finding, run: &Run) -> String {
-    if run.profile == Run::BUILT_IN_PROFILE {
-        format!("validator/core/src/checks/{}.rs", finding.check)
-    } else {
-        run.profile.clone()
-    }
+/// The profile, which holds what is expected, where it may be a file of the reader's repository:
+/// readers annotate the file that a test case names, and warn of one that is not there.
+fn file(run: &Run) -> Option<&str> {
+    let path = Path::new(&run.profile);
+    let within = |it: Component<'_>| matches!(it, Component::Normal(_) | Component::CurDir);
+    let is_named = run.profile != Run::BUILT_IN_PROFILE;
+    (is_named && path.components().all(within)).then_some(&run.profile)
 }
 
-/// Everything that the finding says, one fact a line.
+/// The contents of the finding, one fact a line.
 fn details(finding: &Finding, run: &Run) -> String {
     let subject = match &finding.subject {
-        Subject::Gpu(_) if finding.verdict != Verdict::Pass => {
+        Subject::Gpu(_) | Subject::Environment(_) if finding.verdict != Verdict::Pass => {
             Some(name_of(&finding.subject, &run.facts))
         }
         _ => None,
@@ -372,6 +381,12 @@ fn action_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
                     .iter()
                     .any(|of| of.uuid == gpu.uuid && of.pci_address == gpu.pci_address)
             })
+            .map(|it| (name, it.recommended_action.name().to_owned()))
+            .into_iter()
+            .collect(),
+        Subject::Environment(_) => causes
+            .iter()
+            .find(|it| it.evidence.iter().any(|of| of.subject == *subject))
             .map(|it| (name, it.recommended_action.name().to_owned()))
             .into_iter()
             .collect(),

@@ -8,7 +8,7 @@ use super::coverage::Coverage;
 use super::faults::faults;
 use super::node_summary::{Machine, missing};
 use super::text::cause_in_words;
-use super::text::{capitalized, counted, markdown as escaped};
+use super::text::{capitalized, counted, counted_subjects, markdown as escaped};
 use super::verdict;
 use crate::diagnosis::{RootCause, diagnose};
 use crate::findings::{Run, Subject, Verdict};
@@ -178,7 +178,7 @@ fn write_all(page: &mut String, run: &Run) {
     for (id, subjects, summary) in checks {
         let line = match subjects.len() {
             1 => format!("- {}: {}", escaped(id), escaped(summary)),
-            many => format!("- {} ({})", escaped(id), counted(many, "GPU")),
+            _ => format!("- {} ({})", escaped(id), counted_subjects(subjects)),
         };
         let _ = writeln!(page, "{line}");
     }

@@ -291,8 +291,8 @@ impl Page {
     }
 }
 
-/// `None` for a GPU that cannot be told from another: two samples of one name would spoil the whole
-/// file.
+/// `None` for a GPU that cannot be distinguished from another: two samples of one name would spoil
+/// the whole file.
 fn gpu_labels(gpu: &GpuFacts) -> Option<Labels<'_>> {
     let uuid = gpu.uuid.value().map(String::as_str);
     let address = gpu.pci_address.value().map(String::as_str);

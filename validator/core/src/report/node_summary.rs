@@ -1,4 +1,4 @@
-//! What a report says of the machine itself.
+//! The machine itself in a report.
 
 use std::collections::BTreeMap;
 

@@ -120,8 +120,8 @@ pub fn visible_json(text: &str) -> String {
     shown
 }
 
-/// Characters that show nothing, or turn the direction of writing: with them a line reads as
-/// something else than it says, and two names look the same that are not.
+/// Characters that show nothing, or turn the direction of writing: with them a line reads
+/// differently from its contents, and two names look the same that are not.
 // Source: Unicode 16.0, DerivedCoreProperties.txt, Default_Ignorable_Code_Point; PropList.txt,
 // Bidi_Control; and the separators of lines and paragraphs, the interlinear annotation and the
 // tags.
@@ -193,6 +193,16 @@ pub(crate) fn capitalized(text: &str) -> String {
 }
 
 pub(crate) use crate::words::counted;
+
+/// `8 GPUs`, `2 Python environments`, of subjects of one kind.
+pub(crate) fn counted_subjects<'s>(subjects: impl IntoIterator<Item = &'s Subject>) -> String {
+    let mut subjects = subjects.into_iter().peekable();
+    let noun = match subjects.peek() {
+        Some(Subject::Environment(_)) => "Python environment",
+        _ => "GPU",
+    };
+    counted(subjects.count(), noun)
+}
 
 /// Wraps `text` at `width` columns; every line begins with `indent`, and none with a command (see
 /// [`one_line`]).

@@ -1,6 +1,6 @@
 //! The verdict of a run in words, and what every report must say above it.
 
-use super::text::{counted, one_line};
+use super::text::{counted, counted_subjects, one_line};
 use crate::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use crate::level::Level;
 
@@ -125,7 +125,7 @@ pub(super) fn judged_gpus(run: &Run) -> usize {
     let mut gpus: Vec<&Subject> = run
         .findings
         .iter()
-        .filter(|it| it.verdict.judged() && it.subject != Subject::Host)
+        .filter(|it| it.verdict.judged() && it.subject.is_gpu())
         .map(|it| &it.subject)
         .collect();
     gpus.dedup();
@@ -135,20 +135,22 @@ pub(super) fn judged_gpus(run: &Run) -> usize {
 /// `persistence_mode (3 GPUs), fabric_manager`; no more than six names.
 fn named_checks(findings: &[Finding], verdict: Verdict) -> String {
     const NAMED: usize = 6;
-    let mut names: Vec<(&str, usize)> = Vec::new();
+    let mut names: Vec<(&str, Vec<&Subject>)> = Vec::new();
     for finding in findings.iter().filter(|it| it.verdict == verdict) {
-        let on_gpu = usize::from(finding.subject != Subject::Host);
         match names.iter_mut().find(|(name, _)| *name == finding.check) {
-            Some((_, gpus)) => *gpus += on_gpu,
-            None => names.push((&finding.check, on_gpu)),
+            Some((_, subjects)) => subjects.push(&finding.subject),
+            None => names.push((&finding.check, vec![&finding.subject])),
         }
     }
     let mut words: Vec<String> = names
         .iter()
         .take(NAMED)
-        .map(|(name, gpus)| match gpus {
-            0 => one_line(name),
-            gpus => format!("{} ({})", one_line(name), counted(*gpus, "GPU")),
+        .map(|(name, subjects)| match subjects.as_slice() {
+            [Subject::Host] => one_line(name),
+            subjects => {
+                let subjects = counted_subjects(subjects.iter().copied());
+                format!("{} ({subjects})", one_line(name))
+            }
         })
         .collect();
     if names.len() > NAMED {

@@ -7,7 +7,7 @@ use crate::reference::{XidClass, xid};
 /// moment's power brake.
 // Source: this project's own choice.
 const SLOW_READINGS: u32 = 5;
-/// Hardware reduces the clocks: for heat, or because the board or the power supply asks for it.
+/// Hardware reduces the clocks: for heat, or because the board or the power supply requests it.
 // Source: nvml.h, nvmlClocksEventReasons.
 const HARDWARE_REASONS: u64 = ClocksEventReasons::HW_SLOWDOWN
     | ClocksEventReasons::HW_THERMAL_SLOWDOWN
@@ -53,8 +53,7 @@ fn uncorrectable(errors: &Reading<EccErrors>) -> Option<u64> {
     errors.total_uncorrectable.or_else(sum)
 }
 
-/// The finding of an Xid; none where an application of somebody else, and not the GPU, may be its
-/// cause.
+/// The finding of an Xid; none where a foreign application, and not the GPU, may be its cause.
 pub fn of_xid(number: u32, is_alone: bool) -> Option<String> {
     let class = xid(number).map(|it| it.class);
     let is_finding = match class {

@@ -7,7 +7,7 @@
 /// own lazy allocations less.
 // Source: this project's own choice, a tenth of a context.
 pub const NOTICED_BYTES: u64 = 64 << 20;
-/// The largest context of the worker that is believed; what exceeds it is somebody else's.
+/// The largest context of the worker that is believed; an excess belongs to foreign processes.
 // Source: 0.55 GiB on an H200 (BENCHMARKS.md), and as much again for other models.
 pub const CONTEXT_BYTES_MAXIMUM: u64 = 1 << 30;
 /// Used memory of an idle GPU that is believed to be the driver's, where NVML separates the
@@ -32,7 +32,7 @@ pub enum Own {
     Nothing,
     /// A context and this much data.
     Worker { data_bytes: u64 },
-    /// It allocates, frees or ends: nothing can be told from the sum.
+    /// It allocates, frees or ends: the sum is no evidence.
     Changing,
 }
 

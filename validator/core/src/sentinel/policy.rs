@@ -44,7 +44,7 @@ const TIME_TO_START: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(10);
 const HOUR: Duration = Duration::from_hours(1);
 
-/// What is asked of the sentinel.
+/// Requests to the sentinel.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Time for which a GPU is idle before it is worked.
@@ -83,7 +83,7 @@ pub enum State {
     Yielding,
     /// A foreign process uses it, or did a moment ago.
     Away,
-    /// It must not be worked: paused, given to somebody, or in a mode without room for a second
+    /// It must not be worked: paused, assigned to a job, or in a mode without room for a second
     /// process.
     Withheld,
     /// It was found faulty, and is left alone.
@@ -143,7 +143,7 @@ pub enum WorkerEvent {
 pub enum WorkerOutcome {
     /// As it was ordered to.
     Obeyed,
-    /// Somebody else took the memory, the GPU, or ended the worker.
+    /// A foreign process took the memory, the GPU, or ended the worker.
     Busy(String),
     /// CUDA did not start; driver and GPU may come back.
     NotStarted(String),
@@ -306,7 +306,7 @@ impl Policy {
                 if let Some(gpu) = self.gpus.get_mut(&gpu) {
                     reaction.look_closely |= gpu.look(now, look);
                     if gpu.last_foreign == Some(now) {
-                        // Whoever gave the alarm has shown.
+                        // The process that raised the alarm has appeared.
                         self.unverified = None;
                     }
                 }
@@ -316,7 +316,8 @@ impl Policy {
                 self.alarm(now);
             }
             Observation::Worker { gpu, event } => {
-                // Whoever came while the worker started was not told from it by alarm or memory.
+                // A process that came while the worker started was not distinguished from it by
+                // alarm or memory.
                 reaction.look_closely |= matches!(event, WorkerEvent::Working { .. });
                 if let Some(gpu) = self.gpus.get_mut(&gpu) {
                     gpu.hear(now, event);
@@ -355,8 +356,8 @@ impl Policy {
         let is_recent = |it: &Time| now.saturating_sub(*it) < FALSE_ALARMS_REMEMBERED;
         self.false_alarms.retain(is_recent);
         let mut silence = VERIFICATION;
-        // Without a worker nothing falls silent, and there is no newcomer to be told from a false
-        // alarm: on an H100 the reference count grows for a moment as a CUDA process ends.
+        // Without a worker nothing falls silent, and a newcomer cannot be distinguished from a
+        // false alarm: on an H100 the reference count grows for a moment as a CUDA process ends.
         let has_workers = self.is_working();
         if has_workers {
             let doublings = u32::try_from(self.false_alarms.len()).unwrap_or(DOUBLINGS_MAXIMUM);

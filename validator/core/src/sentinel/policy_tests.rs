@@ -377,7 +377,7 @@ fn starts_within_an_hour_are_bounded() {
     assert_eq!(world.count(Action::Start), 6);
 }
 
-/// Newcomers 15 to 17 and 25: given to somebody, modes, burns. What withholds one GPU does not
+/// Newcomers 15 to 17 and 25: assigned to jobs, modes, burns. What withholds one GPU does not
 /// concern another.
 #[test]
 fn a_withheld_gpu_is_left_and_comes_back_after_the_grace_time() {

@@ -52,7 +52,7 @@ pub struct GpuStatus {
     pub passes: u64,
     pub mismatches: u64,
     pub starts: u64,
-    /// A worker was stopped for somebody else.
+    /// A worker was stopped for a foreign process.
     pub yields: u64,
     pub power_mw: Option<u32>,
     /// Share of time in which the worker computes.

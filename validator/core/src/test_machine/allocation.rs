@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::healthy_node;
+use super::{healthy_node, uuids_of};
 use crate::facts::{
     ALLOCATION, AllocationDetail, AllocationFacts, AllocationPhase, AllocationPlan,
     AllocationSnapshot, AllocationWorker, Facts, GpuUse, KillingPhase, MeasuredWork,
@@ -17,11 +17,7 @@ const FIRST_PID: u32 = 1000;
 /// Eight healthy H200s after an allocation test with two workers each.
 pub fn allocated_node() -> Facts {
     let mut facts = healthy_node();
-    let uuids: Vec<String> = facts
-        .gpus
-        .iter()
-        .filter_map(|gpu| gpu.uuid.value().cloned())
-        .collect();
+    let uuids = uuids_of(&facts);
     let mut test = TestOfNode::default();
     for (phase, each, rate) in [
         (AllocationPhase::Steady, 2, 50),
@@ -147,6 +143,10 @@ impl TestOfNode {
             id: id.clone(),
             phase,
             pid: Some(pid),
+            released_s: Some(match phase {
+                AllocationPhase::Steady => 0.0,
+                _ => 60.0,
+            }),
             killed: false,
         });
         let finished = Reading::Value(WorkerEnd::Finished);

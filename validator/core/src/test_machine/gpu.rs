@@ -12,7 +12,7 @@ use crate::findings::Finding;
 
 pub const MIB: u64 = 1024 * 1024;
 
-/// One of eight H200s behind NVSwitches, idle, as driver 580.159.04 describes it (captured with
+/// One of eight H200s with NVSwitches, idle, as driver 580.159.04 describes it (captured with
 /// `nvidia-smi -q -x`).
 pub(super) fn healthy_gpu(index: u32) -> GpuFacts {
     GpuFacts {
@@ -225,29 +225,30 @@ pub fn make_model_unknown(gpu: &mut GpuFacts) {
     gpu.pci_device_id = Reading::Value(0xffff);
 }
 
-/// A process of somebody else.
+/// A foreign process.
 pub fn python_process(used_memory_mib: u64) -> GpuProcess {
     GpuProcess {
         pid: 4242,
         name: Some("python3".to_owned()),
+        user: None,
         used_memory_bytes: Some(used_memory_mib * MIB),
         graphics: false,
     }
 }
 
-/// What `check` says of the first GPU of a healthy node after `change` was done to it.
+/// The result of `check` for the first GPU of a healthy node after `change`.
 pub fn judge_gpu(check: &Check, profile_yaml: &str, change: impl FnOnce(&mut GpuFacts)) -> Finding {
     let mut facts = healthy_node();
     change(&mut facts.gpus[0]);
     judge_check(check, &facts, profile_yaml).swap_remove(0)
 }
 
-/// What `check` says of `gpu` where it is the only one, off EC2.
+/// The result of `check` for `gpu` where it is the only one, off EC2.
 pub fn judge_only_gpu(check: &Check, profile_yaml: &str, gpu: GpuFacts) -> Finding {
     judge_check(check, &node_with(gpu), profile_yaml).swap_remove(0)
 }
 
-/// What `check` says of every GPU of a healthy node.
+/// The results of `check` for every GPU of a healthy node.
 pub fn judge_healthy(check: &Check) -> Vec<Finding> {
     judge_check(check, &healthy_node(), "{}")
 }

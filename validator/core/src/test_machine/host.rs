@@ -114,6 +114,8 @@ fn host() -> HostFacts {
         libcuda_files: Reading::Value(vec![library("libcuda.so")]),
         libnvidia_ml_files: Reading::Value(vec![library("libnvidia-ml.so")]),
         gsp_firmware_versions: Reading::Value(vec![DRIVER_VERSION.to_owned()]),
+        shared_memory_mib: Reading::NotSupported,
+        locked_memory_mib: Reading::NotSupported,
         container_runtime: Reading::Value(ContainerRuntime {
             toolkit_installed: true,
             docker_nvidia_runtime: true,
@@ -161,6 +163,7 @@ fn gpu_on_the_bus(index: u32) -> PciDevice {
         aer_correctable: Some(0),
         aer_nonfatal: Some(0),
         aer_fatal: Some(0),
+        largest_region_bytes: Some(256 << 30),
     }
 }
 

@@ -21,7 +21,7 @@ pub fn kubernetes_node() -> Facts {
     facts
 }
 
-/// The same, but for what Kubernetes says.
+/// The same, but for Kubernetes.
 pub fn kubernetes_node_with(change: impl FnOnce(&mut KubernetesFacts)) -> Facts {
     let mut facts = kubernetes_node();
     if let Some(kubernetes) = &mut facts.kubernetes {
@@ -30,7 +30,7 @@ pub fn kubernetes_node_with(change: impl FnOnce(&mut KubernetesFacts)) -> Facts 
     facts
 }
 
-/// The same, but for what the API server says.
+/// The same, but for the API server.
 pub fn kubernetes_node_with_api(change: impl FnOnce(&mut ApiFacts)) -> Facts {
     kubernetes_node_with(|kubernetes| match &mut kubernetes.api {
         Reading::Value(api) => change(api),

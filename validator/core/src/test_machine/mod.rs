@@ -7,6 +7,7 @@ mod gpu;
 mod host;
 mod image;
 mod kubernetes;
+mod layouts;
 
 pub use allocation::{allocated_node, allocated_node_with, allocated_node_with_run, set_detail};
 pub use burn::{burned_node, burned_node_with, burned_node_with_sensors};
@@ -21,11 +22,18 @@ pub use kubernetes::{
     gpu_uuid, kubernetes_node, kubernetes_node_with, kubernetes_node_with_api,
     kubernetes_node_with_gpu_pods, kubernetes_node_with_object,
 };
+pub use layouts::laid_out_node;
 
 use crate::check::Check;
 use crate::facts::Facts;
 use crate::findings::Finding;
 use crate::level::Level;
+
+/// UUIDs of the GPUs, in their order.
+fn uuids_of(facts: &Facts) -> Vec<String> {
+    let uuids = facts.gpus.iter().filter_map(|gpu| gpu.uuid.value());
+    uuids.cloned().collect()
+}
 
 /// Eight healthy H200s as a p5en.48xlarge has them, at level extended.
 pub fn healthy_node() -> Facts {
@@ -39,7 +47,7 @@ pub fn healthy_node() -> Facts {
     facts
 }
 
-/// Begins the lines by which tests tell which verdicts they saw.
+/// Begins the lines in which tests report the verdicts that they saw.
 pub const VERDICT_SEEN: &str = "verdict-seen";
 
 /// The findings of one check about every subject, host first, then in the order of the GPUs.

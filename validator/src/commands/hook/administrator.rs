@@ -113,7 +113,7 @@ fn is_setting(name: &str) -> bool {
 }
 
 fn is_kept(name: &OsStr, simulated_ok: bool) -> bool {
-    // Not even its name is text: nothing that anybody reads.
+    // Not even its name is text: no reader exists.
     let Some(name) = name.to_str() else {
         return false;
     };
@@ -155,7 +155,7 @@ fn named_settings(arguments: &[OsString]) -> anyhow::Result<Option<PathBuf>> {
 
 fn settings(named: Option<PathBuf>, runner: &str) -> anyhow::Result<BTreeMap<String, String>> {
     let own = rustix::process::geteuid().as_raw();
-    // A file that is named on the command line is of whoever starts the hook; the other is the
+    // A file that is named on the command line belongs to the caller of the hook; the other is the
     // administrator's.
     let (path, owners) = match named {
         Some(path) => (path, vec![0, own]),

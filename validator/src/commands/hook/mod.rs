@@ -34,8 +34,8 @@ pub(crate) fn hook(command: &HookCommand) -> anyhow::Result<ExitStatus> {
 #[derive(Debug, clap::Args)]
 struct RunnerOptions {
     /// The administrator's settings, NAME=value a line, for every option that has a variable: owned
-    /// by root, or by this user where it is named here. hook-RUNNER.env beside it is for one runner
-    /// and wins
+    /// by root, or by this user where it is named here. hook-RUNNER.env in the same folder is for
+    /// one runner and wins
     #[arg(long, value_name = "FILE", default_value = administrator::SETTINGS)]
     settings: PathBuf,
     /// This is the second start, with a cleaned environment
@@ -130,7 +130,7 @@ enum FailOn {
     NotJudged,
     /// A failure only
     Fail,
-    /// Nothing: the verdict is only told
+    /// Nothing: the verdict is only reported
     Never,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn refuse(error: &anyhow::Error) {
     to_stderr(&format!("error: {}\n", printable(&format!("{error:#}"))));
 }
 
-/// Says something to whoever reads the job: as an annotation, or as a plain line outside of GitHub.
+/// Writes a line to the job's log: as an annotation, or as a plain line outside of GitHub.
 fn tell(github: bool, severity: &str, title: &str, message: &str) {
     if github {
         to_stdout(&workflow_command(severity, title, message));

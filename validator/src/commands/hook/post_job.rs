@@ -19,11 +19,11 @@ use validator_core::profile::Profile;
 use validator_core::queries::name_of;
 use validator_core::report::markdown_text;
 
-/// Behind a job: end what it left on the runner's GPUs, see that their memory is free again, note
+/// After a job: end what it left on the runner's GPUs, see that their memory is free again, note
 /// new Xids
 ///
 /// Ends only processes of its own user that started during the job and hold the driver: SIGTERM,
-/// then SIGKILL. The job's own result stays as it is, unless --fail-on says otherwise; what is not
+/// then SIGKILL. The job's own result stays as it is, unless --fail-on changes it; what is not
 /// clean stops the next job's pre-job hook.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXIT_CODES)]
@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
         env = "GPU_VALIDATOR_HOOK_POST_FAIL_ON"
     )]
     fail_on: FailOn,
-    /// Its policy.xid says which Xids matter
+    /// Its policy.xid lists the Xids that matter
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     profile: Option<PathBuf>,
     /// Accept simulated driver libraries, for tests
@@ -62,7 +62,7 @@ Exit codes:
   2  something could not be looked at
   3  bad input: the profile or the arguments are wrong";
 
-/// What one line says, and how bad it is.
+/// A line and its severity.
 #[derive(Debug)]
 struct Note {
     verdict: Verdict,
@@ -89,7 +89,7 @@ pub(crate) fn post_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     };
     let notes = match JobRecord::find(&job, &arguments.runner.folders()) {
         Ok(Some(kept)) => clean(arguments, &kept, &profile)?,
-        // The job did not start, or nobody looked before it.
+        // The job did not start, or no pre-job hook ran before it.
         Ok(None) => {
             to_stdout(
                 "no record of this job: no pre-job hook let it start, so nothing is cleaned behind it\n",
@@ -173,7 +173,7 @@ fn own_gpus(record: &JobRecord) -> AssignedGpus {
     AssignedGpus::whole(record.gpus.clone())
 }
 
-/// GPUs that were there before the job, or all if none is left to be asked.
+/// GPUs that were there before the job, or all if none is left.
 fn missing_gpus(record: &JobRecord, facts: &Facts) -> Vec<Note> {
     let known = record.memory_used_bytes.keys();
     let own = known.filter(|uuid| record.gpus.as_ref().is_none_or(|own| own.contains(uuid)));
@@ -230,7 +230,7 @@ fn in_words(user: &GpuUser) -> String {
     )
 }
 
-/// What is said of a process that this hook leaves alone.
+/// The line for a process that this hook leaves alone.
 fn not_ended(user: &GpuUser) -> Option<Note> {
     let who = in_words(user);
     match user.standing {
@@ -285,14 +285,14 @@ fn ended_note(user: &GpuUser, ending: &Ending) -> Note {
 }
 
 const MIB: u64 = 1 << 20;
-/// What a GPU may hold more than before the job: the limit of Meta's gcm health checks for a GPU
-/// that nobody uses.
+/// What a GPU may hold more than before the job: the limit of Meta's gcm health checks for an
+/// unused GPU.
 const MEMORY_TOLERANCE_BYTES: u64 = 15 * MIB;
 /// Reading the memory takes the driver a few milliseconds; it frees a process's memory within a
 /// second or two.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// Memory that is in use above what was before the job, in MiB; `None` where it cannot be told.
+/// Memory that is in use above what was before the job, in MiB; `None` where it is unknown.
 fn surplus_mib(gpu: &GpuFacts, record: &JobRecord) -> Option<u64> {
     let before = record.memory_used_bytes.get(gpu.uuid.value()?)?;
     let used = gpu.memory.value()?.used_bytes;

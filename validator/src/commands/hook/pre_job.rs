@@ -119,7 +119,7 @@ impl FromStr for BurnTime {
     }
 }
 
-/// Of annotations about the runner: whoever reads the job must see at once that the job is not to
+/// Of annotations about the runner: readers of the job must see at once that the job is not to
 /// blame.
 const TITLE: &str = "infrastructure: GPU runner not fit for work";
 
@@ -181,7 +181,7 @@ fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
     let assigned = Assignment::from_environment(&arguments.runner.gpu).resolve(&facts)?;
     refuse_simulated(&mut facts, arguments.report.refuses_simulated());
     let quick = assigned.judged(facts.clone(), &profile, &profile_name, Level::Quick);
-    // Load says nothing new of GPUs that have failed already, and the job waits.
+    // Load brings no new evidence about GPUs that have failed already, and the job waits.
     let run = if arguments.burn.0.is_zero()
         || quick.exit_status() == ExitStatus::Failed
         || quick.incomplete.is_some()
@@ -248,7 +248,7 @@ fn burn(
     facts.level = Level::Standard;
 }
 
-/// The check kernel of level standard is left out: the burn asks more of each GPU, and starting
+/// The check kernel of level standard is left out: the burn tests more of each GPU, and starting
 /// CUDA twice would cost eight GPUs as long again as the whole hook may take (BENCHMARKS.md).
 fn without_check_kernel(mut run: Run) -> Run {
     let was_burned = |finding: &Finding| match &finding.subject {
@@ -256,7 +256,7 @@ fn without_check_kernel(mut run: Run) -> Run {
             .uuid
             .as_ref()
             .is_some_and(|uuid| run.facts.load.burn.contains_key(uuid)),
-        Subject::Host => false,
+        Subject::Host | Subject::Environment(_) => false,
     };
     for finding in &mut run.findings {
         if finding.check == "cuda_kernel"
@@ -272,7 +272,7 @@ fn without_check_kernel(mut run: Run) -> Run {
     run
 }
 
-/// The runner's GPUs that somebody uses, with who it is.
+/// The runner's GPUs that are in use, with their users.
 fn busy_gpus(assigned: &AssignedGpus, facts: &Facts) -> Vec<String> {
     let own = |gpu: &&GpuFacts| match (&assigned.gpus, gpu.uuid.value()) {
         (Some(own), Some(uuid)) => own.contains(uuid),
@@ -302,7 +302,8 @@ fn verdict(run: &Run, status: ExitStatus, busy: &[String]) -> String {
     format!("{simulated}{word}: {}", verdict_sentence(run))
 }
 
-/// A pass is told in short: nobody reads it. Everything else is told in full, with its annotations.
+/// A pass is reported in short: it is not read. Every other result is reported in full, with its
+/// annotations.
 fn report(arguments: &Arguments, run: &Run, status: ExitStatus, verdict: &str) {
     let options = &arguments.report;
     let mut files = ReportFiles::new(options, arguments.facts.as_deref());
@@ -368,8 +369,8 @@ fn quarantine(arguments: &Arguments, job: &Job, reason: &str, folders: &StateFol
     said
 }
 
-/// Writes the record for the hook behind the job. Without one that hook ends no process, which
-/// harms no verdict.
+/// Writes the record for the post-job hook. Without one that hook ends no process, which harms no
+/// verdict.
 fn remember(
     assigned: &AssignedGpus,
     job: &Job,

@@ -10,14 +10,14 @@ use validator_core::report::one_line;
 
 /// Lift the quarantine of this machine's runners, once the machine is mended
 ///
-/// Says what is lifted, since when it held and why.
+/// Reports the quarantine that is lifted, since when it held and why.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only the runner of this name [default: all of the machine]
     #[arg(value_name = "RUNNER")]
     name: Option<String>,
-    /// Give these labels back to the runner at GitHub, with the token; a job may have forged what
-    /// the file says
+    /// Give these labels back to the runner at GitHub, with the token; a job may have forged the
+    /// file
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "name")]
     give_labels: Vec<String>,
     #[command(flatten)]

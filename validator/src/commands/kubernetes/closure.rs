@@ -11,7 +11,7 @@ use crate::owned_folder::OwnedFolder;
 const FILE: &str = "closure.json";
 const FOLDER_MODE: u32 = 0o755;
 
-/// What the cluster is told of a node that must not take work.
+/// The state of a node that must not take work, as it is reported to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Closure {

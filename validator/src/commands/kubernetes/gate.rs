@@ -1,4 +1,4 @@
-//! `gpu-validator kubernetes gate`: validates this node and tells the cluster.
+//! `gpu-validator kubernetes gate`: validates this node and reports to the cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -31,8 +31,8 @@ use validator_core::selection::Selection;
 
 /// How long the API server may take for one answer. A loaded one was seen to take 12 s.
 const API_DEADLINE: Duration = Duration::from_secs(25);
-/// How often the cluster is told where the answer may be another one later; a closure is told until
-/// it is heard.
+/// Interval of reports to the cluster where the verdict may change later; a closure is reported
+/// until the API server accepts it.
 const ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ const SUMMARY_CHARACTERS_MAXIMUM: usize = 200;
 /// the condition becomes False and the taint is put on if it is not there. When something could not
 /// be judged, or GPUs are busy, the condition becomes Unknown with the reason and the taint stays
 /// as it is, there or not. A summary is kept as an annotation. The exit code is that of the
-/// validation, and 2 where the cluster could not be told.
+/// validation, and 2 where the report to the cluster failed.
 ///
 /// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the
 /// downward API (spec.nodeName). The service account of the pod is used, or a kubeconfig.
@@ -92,7 +92,7 @@ pub(crate) struct Arguments {
         default_value = "gpu-bringup.dev/unvalidated:NoSchedule"
     )]
     taint: String,
-    /// The node condition that says the verdict
+    /// The node condition with the verdict
     #[arg(long, value_name = "TYPE", default_value = "GpuValidated")]
     condition: String,
     /// The node annotation that keeps a summary as JSON
@@ -104,15 +104,15 @@ pub(crate) struct Arguments {
     /// A context of the kubeconfig instead of its current one
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Say what would be told and tell the cluster nothing
+    /// Print the reports to the cluster and send none
     #[arg(long)]
     dry_run: bool,
     /// After a pass, keep watching the node at level quick until SIGTERM, and close it when it
     /// falls ill: the container of a DaemonSet
     #[arg(long)]
     stay: bool,
-    /// Keep a closure that the API server did not hear of in this folder, and tell it first after a
-    /// restart or a reboot
+    /// Keep a closure that the API server has not accepted in this folder, and report it first
+    /// after a restart or a reboot
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -130,7 +130,7 @@ pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         profile: &profile,
         taint: &taint,
     };
-    // What an earlier gate could not tell comes before anything that takes time.
+    // Reports that an earlier gate could not deliver come before anything that takes time.
     if let Some(closure) = closures.read()? {
         match cluster.close(&closure, &interrupt) {
             Ok(text) => to_stdout(&format!("{text} (kept from before)\n")),
@@ -167,8 +167,8 @@ pub(crate) fn gate(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     Ok(ill.exit_status())
 }
 
-/// Whether the cluster was told. A closure is kept until it was; a gate that stays tries again
-/// until a signal ends it.
+/// Whether the cluster accepted the report. A closure is kept until it was; a gate that stays tries
+/// again until a signal ends it.
 fn report_to_cluster(
     cluster: &Cluster<'_>,
     run: &Run,
@@ -190,8 +190,8 @@ fn report_to_cluster(
             to_stderr(&format!("warning: the closure is not kept: {error:#}\n"));
         }
     }
-    // The verdict of a run that a signal ended is told all the same, so that signal must not end
-    // the telling.
+    // The verdict of a run that a signal ended is reported all the same, so that signal must not
+    // end the report.
     let telling = if run.incomplete.is_some() && interrupt.signal().is_some() {
         Interrupt::default()
     } else {
@@ -374,7 +374,7 @@ enum TaintChange {
     LeaveAsItIs,
 }
 
-/// What the cluster is told of a run.
+/// The report to the cluster on a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Decision {
     /// `True`, `False` or `Unknown`.
@@ -462,7 +462,7 @@ fn in_one_line(finding: &Finding) -> String {
     shortened(&text, SUMMARY_CHARACTERS_MAXIMUM)
 }
 
-/// The cluster, and what it is told with.
+/// The cluster, and the client for reports to it.
 struct Cluster<'a> {
     arguments: &'a Arguments,
     profile: &'a Profile,
@@ -494,7 +494,7 @@ impl Cluster<'_> {
         ApiClient::new(&credentials, API_DEADLINE, interrupt).map_err(anyhow::Error::msg)
     }
 
-    /// Tells the cluster; the answer says in words what was told.
+    /// Reports to the cluster; the result describes the report.
     fn tell(
         &self,
         node: &str,
@@ -518,7 +518,7 @@ impl Cluster<'_> {
             interrupt,
         };
         // A node that is open has its condition already, and one that has failed is closed before
-        // it says so.
+        // its condition is set.
         let tainted = match decision.taint {
             TaintChange::Add => {
                 let tainted = gate.change_taint(summary, decision.taint)?;
@@ -575,7 +575,7 @@ impl Gate<'_> {
         Ok(())
     }
 
-    /// Writes annotation and taint in one request; says what became of the taint.
+    /// Writes annotation and taint in one request; reports the result for the taint.
     fn change_taint(&self, summary: &str, change: TaintChange) -> Result<&'static str, ApiError> {
         let mut conflicts = 0;
         let mut pause = CONFLICT_PAUSE;
@@ -586,8 +586,8 @@ impl Gate<'_> {
                 "metadata": {"annotations": {self.arguments.annotation.as_str(): summary}},
             });
             if let Some(taints) = taints {
-                // The list is replaced as a whole: with the version that it was read at, nobody's
-                // change is lost.
+                // The list is replaced as a whole: with the version that it was read at, no other
+                // client's change is lost.
                 patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
                 patch["spec"] = json!({"taints": taints});
             }

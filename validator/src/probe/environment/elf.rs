@@ -1,4 +1,4 @@
-//! What an ELF file says of itself: names, needed libraries, search folders, GPU code.
+//! The headers of an ELF file: names, needed libraries, search folders, GPU code.
 
 use std::fs::File;
 use std::path::Path;

@@ -357,6 +357,12 @@ fn unpack_entry(
         }
         return Ok(());
     }
+    if kind.is_file() && is_large_library(&path, &name, entry.size()) {
+        remove(&target);
+        std::fs::create_dir_all(&parent)?;
+        File::create_new(&target)?;
+        return Ok(());
+    }
     if !kind.is_file() || !is_read(&path, &name, entry.size()) {
         return Ok(());
     }
@@ -414,7 +420,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Folders whose being there says something.
+/// Folders whose existence is evidence.
 fn is_environment_folder(path: &Path) -> bool {
     let name = path
         .file_name()
@@ -435,14 +441,26 @@ fn is_environment_folder(path: &Path) -> bool {
     .contains(&name)
 }
 
+/// A large library of the system, of which only its being there is known: an empty file stands for
+/// it.
+fn is_large_library(path: &Path, name: &str, size: u64) -> bool {
+    let is_library =
+        Path::new(name).extension().is_some_and(|it| it == "so") || name.contains(".so.");
+    is_library && !path.to_string_lossy().contains("-packages/") && !is_read(path, name, size)
+}
+
 /// Whether discovery reads a file of the image.
 fn is_read(path: &Path, name: &str, size: u64) -> bool {
     let text = path.to_string_lossy();
     let extension = Path::new(name).extension().and_then(|it| it.to_str());
     let is_library = extension == Some("so") || name.contains(".so.");
     if is_library {
-        const OF_PACKAGES: [&str; 9] = [
+        const OF_PACKAGES: [&str; 13] = [
             "torch/lib/",
+            "torch/_C.",
+            "jaxlib/",
+            "cupy",
+            ".libs/",
             "nvidia/",
             "jax_plugins/",
             "onnxruntime/capi/",
@@ -461,7 +479,10 @@ fn is_read(path: &Path, name: &str, size: u64) -> bool {
             "libnvrtc",
             "libnvJitLink",
         ];
-        return OF_PACKAGES.iter().any(|it| text.contains(it))
+        // The C library and others that the packages' libraries need.
+        let is_of_the_system = size <= METADATA_BYTES && !text.contains("-packages/");
+        return is_of_the_system
+            || OF_PACKAGES.iter().any(|it| text.contains(it))
             || STEMS.iter().any(|it| name.starts_with(it));
     }
     if size > METADATA_BYTES {

@@ -4,6 +4,7 @@ mod elf;
 mod fat_binary;
 pub(crate) mod image;
 pub(crate) mod launch;
+mod links;
 mod packages;
 mod proof;
 mod pythons;
@@ -158,7 +159,15 @@ pub(crate) fn discover(sysroot: Option<PathBuf>, mut request: Request) -> Enviro
         } else {
             &outside
         };
-        environment.libraries = resolution::of_environment(root, &loader, environment);
+        let of_packages = resolution::of_environment(root, &loader, environment);
+        environment.libraries = of_packages.libraries;
+        for package in &mut environment.packages {
+            package.unmet = of_packages
+                .unmet
+                .get(&package.name)
+                .cloned()
+                .unwrap_or_default();
+        }
     }
     let named = host_toolkits::NamedFolders::of(
         ["CUDA_HOME", "CUDA_PATH"]
@@ -190,5 +199,7 @@ pub(crate) fn discover(sysroot: Option<PathBuf>, mut request: Request) -> Enviro
         available_modules: modules,
         variables: request.variables,
         walk: walk.result(),
+        by_files: false,
+        on: None,
     }
 }

@@ -44,16 +44,15 @@ const RECORD_IS_COMPARED: [&str; 8] = [
     "nvidia-*",
 ];
 
-/// `.pth` files with code of well-known packages.
-const KNOWN_STARTUP_FILES: [&str; 8] = [
-    "distutils-precedence.pth",
-    "_virtualenv.pth",
-    "_numba_cuda_redirector.pth",
-    "a1_coverage.pth",
-    "__editable__*",
-    "protobuf*",
-    "google*",
-    "matplotlib*",
+/// What the code of a `.pth` file names when it changes which GPUs or libraries programs get. Other
+/// code is usual: setuptools, virtualenv, coverage, editable installations and namespace packages
+/// have it.
+const CHANGES_PROGRAMS: [&str; 5] = [
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "CUDA_",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CDLL",
 ];
 
 /// What one folder of packages holds.
@@ -61,6 +60,8 @@ const KNOWN_STARTUP_FILES: [&str; 8] = [
 pub(super) struct Found {
     pub(super) packages: Vec<PythonPackage>,
     pub(super) defects: Vec<EnvironmentDefect>,
+    /// Lines of `.pth` files that every start of the interpreter runs.
+    pub(super) startup_code: Vec<String>,
     /// Folders that `.pth` files add.
     pub(super) added: Vec<String>,
 }
@@ -152,6 +153,7 @@ impl Found {
             pins: pins(&text),
             cuda: Reading::NotRead("its metadata names no CUDA version".to_owned()),
             device_code: Reading::NotSupported,
+            unmet: Vec::new(),
             name,
             version,
             path,
@@ -207,16 +209,18 @@ impl Found {
     /// runs.
     fn add_path_file(&mut self, root: &Sysroot, folder: &str, name: &str) {
         let text = root.text(&format!("{folder}/{name}")).unwrap_or_default();
-        let known = is_in(name, &KNOWN_STARTUP_FILES) || name.ends_with("-nspkg.pth");
         for line in text.lines().map(str::trim) {
             let is_code = line.starts_with("import ") || line.starts_with("import\t");
-            if is_code && !known {
+            if is_code {
                 let shown: String = line.chars().take(80).collect();
-                self.defect(
-                    DefectKind::StartupCode,
-                    format!("{folder}/{name} runs code at every start: {shown}"),
-                );
-            } else if !is_code && !line.is_empty() && !line.starts_with('#') {
+                if let Some(what) = CHANGES_PROGRAMS.iter().find(|it| line.contains(**it)) {
+                    self.defect(
+                        DefectKind::StartupCode,
+                        format!("{folder}/{name} runs code with {what} at every start: {shown}"),
+                    );
+                }
+                self.startup_code.push(format!("{folder}/{name}: {shown}"));
+            } else if !line.is_empty() && !line.starts_with('#') {
                 let path = if line.starts_with('/') {
                     line.to_owned()
                 } else {
@@ -229,7 +233,7 @@ impl Found {
         }
     }
 
-    /// A folder without metadata and without code: what an uninstalled package left behind is
+    /// A folder without metadata and without code: the leftovers of an uninstalled package are
     /// imported as an empty package.
     fn add_ghosts(&mut self, root: &Sysroot, folder: &str, names: &[String]) {
         for name in ["torch", "jax", "tensorflow", "cupy", "triton"] {
@@ -584,6 +588,47 @@ mod tests {
         assert!(code.machine_code.contains_key("sm_60") && code.ptx.contains_key("compute_90"));
     }
 
+    /// As these packages write them. A healthy machine has them all.
+    #[test]
+    fn code_of_usual_path_files_is_listed_and_no_defect() {
+        let usual = [
+            (
+                "distutils-precedence.pth",
+                "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') == 'local'; enabled and __import__('_distutils_hack').add_shim(); ",
+            ),
+            ("_virtualenv.pth", "import _virtualenv"),
+            (
+                "__editable__.mine-0.1.pth",
+                "import __editable___mine_0_1_finder; __editable___mine_0_1_finder.install()",
+            ),
+            (
+                "a1_coverage.pth",
+                "import sys; exec('try: import coverage; coverage.process_startup()\\nexcept ImportError: pass')",
+            ),
+            (
+                "pytest-cov.pth",
+                "import os, sys;exec('if \"COV_CORE_SOURCE\" in os.environ: from pytest_cov.embed import init; init()')",
+            ),
+            (
+                "matplotlib-3.7.1-py3.10-nspkg.pth",
+                "import sys, types, os;has_mfs = sys.version_info > (3, 5);p = os.path.join(sys._getframe(1).f_locals['sitedir'], *('mpl_toolkits',))",
+            ),
+            (
+                "_numba_cuda_redirector.pth",
+                "import _numba_cuda_redirector",
+            ),
+        ];
+        let found = read_tree(&usual);
+        assert_eq!(found.defects, []);
+        assert_eq!(found.startup_code.len(), usual.len());
+        // The name alone excuses nothing.
+        let hostile = read_tree(&[(
+            "distutils-precedence.pth",
+            "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''",
+        )]);
+        assert_eq!(hostile.defects.len(), 1, "{:?}", hostile.defects);
+    }
+
     #[test]
     fn damage_is_seen_without_importing() {
         let found = read_tree(&[
@@ -595,7 +640,6 @@ mod tests {
             ("torch/lib/libc10.so", "four"),
             ("jax/core.py", ""),
             ("odd.pth", "import os; os.environ['LD_PRELOAD'] = 'x'\n"),
-            ("distutils-precedence.pth", "import os\n"),
             ("editable.pth", "../../..\n# comment\n"),
         ]);
         let kinds: Vec<DefectKind> = found.defects.iter().map(|it| it.kind).collect();

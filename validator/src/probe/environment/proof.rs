@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use validator_core::facts::{
 };
 
 const PROBE: &str = include_str!("probe.py");
-/// Environments that are started although nobody named them.
+/// Environments that are started although they were not named.
 const UNNAMED_MAXIMUM: usize = 8;
 /// How much of the end of the output is kept.
 const OUTPUT_BYTES: usize = 8 * 1024;
@@ -97,17 +97,12 @@ pub(crate) fn prove(
     let pythons = &facts.pythons;
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, PythonProof)>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..limits.in_parallel.min(tasks.len()) {
-            scope.spawn(|| {
-                while let Some((index, framework, owner)) =
-                    tasks.get(next.fetch_add(1, Ordering::Relaxed))
-                {
-                    let proof = prove_one(&pythons[*index], *framework, *owner, limits, interrupt);
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.push((*index, proof));
-                }
-            });
+    crate::threads::in_parallel(limits.in_parallel.min(tasks.len()), || {
+        while let Some((index, framework, owner)) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let proof = prove_one(&pythons[*index], *framework, *owner, limits, interrupt);
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            results.push((*index, proof));
         }
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +115,7 @@ pub(crate) fn prove(
 fn frameworks_of(environment: &PythonEnvironment) -> Vec<Framework> {
     let installed = |it: &Framework| !packages_of(environment, *it).is_empty();
     let has_gpu_code = |it: &Framework| {
-        // A CPU build that nobody named is a choice that needs no proof.
+        // A CPU build that was not named is a choice that needs no proof.
         environment.named
             || *it != Framework::Torch
             || environment
@@ -144,8 +139,8 @@ struct Owner {
     user_and_group: Option<(u32, u32)>,
 }
 
-/// Whose code an environment is. Root runs a user's environment as that user, and one that anybody
-/// may change not at all.
+/// Whose code an environment is. Root runs a user's environment as that user, and one that every
+/// user may change not at all.
 fn owner_of(environment: &PythonEnvironment) -> Result<Owner, String> {
     let own = Owner {
         user_and_group: None,
@@ -167,7 +162,7 @@ fn owner_of(environment: &PythonEnvironment) -> Result<Owner, String> {
         .into_iter()
         .chain(sites)
     {
-        // What is absent is said by the start itself.
+        // The start itself reports what is absent.
         let Ok(metadata) = std::fs::metadata(&path) else {
             continue;
         };
@@ -328,14 +323,35 @@ fn start(
         .process_group(0);
     let mut child = command.spawn()?;
     if let Some(mut input) = child.stdin.take() {
-        // An interpreter that dies at once reads nothing; how it ended says why.
+        // An interpreter that dies at once reads nothing; its end has the reason.
         let _ = input.write_all(PROBE.as_bytes());
     }
     let (send, lines) = channel();
     let (send_end, readers_end) = channel();
+    let output = Arc::new(Mutex::new(VecDeque::new()));
+    if let Err(error) = start_readers(&mut child, (send, send_end), &output) {
+        // Nothing but the interpreter has started yet, which waits for the end of its input.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(error);
+    }
+    Ok(Process {
+        child,
+        lines,
+        output,
+        readers_end,
+    })
+}
+
+/// Starts the threads that empty the pipes of `child`.
+fn start_readers(
+    child: &mut Child,
+    (send, send_end): (Sender<Line>, Sender<()>),
+    output: &Arc<Mutex<VecDeque<u8>>>,
+) -> std::io::Result<()> {
     if let Some(stdout) = child.stdout.take() {
         let end = send_end.clone();
-        std::thread::spawn(move || {
+        crate::threads::spawn("to read standard output", move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 if let Ok(line) = serde_json::from_str(&line)
                     && send.send(line).is_err()
@@ -344,22 +360,16 @@ fn start(
                 }
             }
             let _ = end.send(());
-        });
+        })?;
     }
-    let output = Arc::new(Mutex::new(VecDeque::new()));
     if let Some(stderr) = child.stderr.take() {
-        let tail = Arc::clone(&output);
-        std::thread::spawn(move || {
+        let tail = Arc::clone(output);
+        crate::threads::spawn("to read standard error", move || {
             keep_tail(stderr, &tail);
             let _ = send_end.send(());
-        });
+        })?;
     }
-    Ok(Process {
-        child,
-        lines,
-        output,
-        readers_end,
-    })
+    Ok(())
 }
 
 fn keep_tail(mut from: impl Read, tail: &Mutex<VecDeque<u8>>) {

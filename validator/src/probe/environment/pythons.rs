@@ -512,6 +512,7 @@ fn read_packages(
         let of_folder = packages::read(root, &folder, &names);
         folders.extend(of_folder.added);
         found.defects.extend(of_folder.defects);
+        found.startup_code.extend(of_folder.startup_code);
         for package in of_folder.packages {
             // The first on the path is the one that is imported.
             if found.package(&package.name).is_none() {

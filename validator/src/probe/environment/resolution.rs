@@ -1,12 +1,14 @@
 //! Which library the dynamic loader picks for each name: ld.so(8), applied to the files on the
 //! disk.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::host::{LoaderPath, Sysroot, version_in_name};
 use super::elf::{Dynamic, dynamic};
+use super::links::{self, LinkedFile};
 use validator_core::facts::{
-    Framework, LibrarySearch, PythonEnvironment, Reading, ResolvedLibrary,
+    Framework, LibrarySearch, PythonEnvironment, Reading, ResolvedLibrary, UnmetNeed,
 };
 
 /// Names of GPU libraries, without `.so` and version.
@@ -51,13 +53,16 @@ const OF_THE_MACHINE: [&str; 18] = [
     "libnvJitLink.so.12",
 ];
 
-/// Libraries with which each framework's GPU code begins, below a folder of packages.
-const ENTRIES: [(&str, &[&str]); 7] = [
+/// Libraries with which each framework's GPU code begins, below a folder of packages; a part of a
+/// name may be `*`.
+const ENTRIES: [(&str, &[&str]); 9] = [
     (
         "torch",
         &[
             "torch/lib/libtorch_global_deps.so",
             "torch/lib/libtorch_cuda.so",
+            "torch/lib/libtorch_python.so",
+            "torch/_C.*.so",
         ],
     ),
     (
@@ -67,6 +72,8 @@ const ENTRIES: [(&str, &[&str]); 7] = [
             "tensorflow/libtensorflow_framework.so.2",
         ],
     ),
+    ("jaxlib", &["jaxlib/libjax_common.so", "jaxlib/_jax.*so"]),
+    ("cupy", CUPY),
     (
         "jax-cuda12-plugin",
         &["jax_plugins/xla_cuda12/xla_cuda_plugin.so"],
@@ -82,6 +89,10 @@ const ENTRIES: [(&str, &[&str]); 7] = [
     ("vllm", &["vllm/_C.abi3.so"]),
     ("bitsandbytes", &[]),
 ];
+
+/// Of every distribution of CuPy: `cupy`, `cupy-cuda12x`. Its modules for cuBLAS and others open
+/// NVIDIA's wheels by their full paths first (cupy 14.2.0).
+const CUPY: &[&str] = &["cupy/_core/core.*.so"];
 
 /// The order in which torch opens the libraries of NVIDIA's wheels (torch/__init__.py 2.15.0).
 const TORCH_PRELOADS: [&str; 14] = [
@@ -164,12 +175,21 @@ pub(super) fn stub_folders(root: &Sysroot, loader: &LoaderPath) -> Vec<String> {
     folders
 }
 
-/// The GPU libraries of an environment's packages.
+/// What the packages of an environment load.
+#[derive(Debug, Default)]
+pub(super) struct LoadedByPackages {
+    /// GPU libraries.
+    pub(super) libraries: Vec<ResolvedLibrary>,
+    /// What each package's libraries need and do not get.
+    pub(super) unmet: BTreeMap<String, Vec<UnmetNeed>>,
+}
+
+/// The libraries that an environment's packages load.
 pub(super) fn of_environment(
     root: &Sysroot,
     loader: &LoaderPath,
     environment: &PythonEnvironment,
-) -> Vec<ResolvedLibrary> {
+) -> LoadedByPackages {
     let mut process = Process {
         root,
         loader,
@@ -179,29 +199,42 @@ pub(super) fn of_environment(
         waiting: VecDeque::new(),
         result: Vec::new(),
         read: BTreeSet::new(),
+        files: Vec::new(),
+        package: None,
+        of_interpreter: Vec::new(),
     };
-    for (package, libraries) in ENTRIES {
-        let Some(package) = environment.package(package) else {
+    let is_of = |package: &str, name: &str| {
+        package == name || name == "cupy" && package.starts_with("cupy-cuda")
+    };
+    let installed = |name: &str| environment.packages.iter().find(|it| is_of(&it.name, name));
+    if ENTRIES.iter().any(|(name, _)| installed(name).is_some()) {
+        process.open_interpreter();
+    }
+    for (name, libraries) in ENTRIES {
+        let Some(package) = installed(name) else {
             continue;
         };
-        let site = package
-            .path
-            .rsplit_once('/')
-            .map_or("", |(site, _)| site)
-            .to_owned();
+        // It imports without its CUDA libraries, which `preload_dlls` opens later.
+        let imports_all = name != "onnxruntime-gpu";
+        process.package = imports_all.then(|| package.name.clone());
+        let site = package.path.rsplit_once('/').map_or("", |(site, _)| site);
         for library in libraries {
-            let path = format!("{site}/{library}");
-            if !root.exists(&path) {
-                continue;
+            let paths = root.matching(&format!("{site}/{library}"));
+            for path in &paths {
+                process.open(path);
             }
-            process.open(&path);
-            if package.name == Framework::Torch.name() && *library == libraries[0] {
+            let opens_wheels = name == Framework::Torch.name() && *library == libraries[0];
+            if opens_wheels && !paths.is_empty() {
                 process.preload();
             }
         }
     }
+    let unmet = process.unmet();
     process.add_wheels();
-    process.result
+    LoadedByPackages {
+        libraries: process.result,
+        unmet,
+    }
 }
 
 /// `site-packages/nvidia/*/lib`: the folders of NVIDIA's wheels.
@@ -223,6 +256,11 @@ struct Process<'p> {
     waiting: VecDeque<Loaded>,
     result: Vec<ResolvedLibrary>,
     read: BTreeSet<String>,
+    files: Vec<LinkedFile>,
+    /// The package whose libraries are opened.
+    package: Option<String>,
+    /// `DT_RPATH` of the interpreter, which every library inherits: conda's names the environment.
+    of_interpreter: Vec<String>,
 }
 
 /// A loaded library whose needed ones come next.
@@ -235,12 +273,64 @@ struct Loaded {
 
 impl Process<'_> {
     fn open(&mut self, path: &str) {
-        self.take_up(path, Vec::new());
+        self.take_up(path, self.of_interpreter.clone());
         while let Some(loaded) = self.waiting.pop_front() {
             for name in loaded.dynamic.needed.clone() {
                 self.need(&name, &loaded);
             }
         }
+    }
+
+    /// The interpreter's libraries are loaded first.
+    fn open_interpreter(&mut self) {
+        let interpreter = self.environment.interpreter.value();
+        let Some(path) = interpreter.and_then(|it| self.root.resolve(it)) else {
+            return;
+        };
+        if let Ok(dynamic) = dynamic(&self.root.real_path(&path))
+            && dynamic.runpath.is_none()
+        {
+            self.of_interpreter = expand(&dynamic.rpath, &path);
+        }
+        self.open(&path);
+    }
+
+    /// What each package's libraries need and do not get.
+    ///
+    /// A tree without a C library is no root file system, and one that was not read to its end
+    /// says nothing of what is not there.
+    fn unmet(&mut self) -> BTreeMap<String, Vec<UnmetNeed>> {
+        let is_root = self.search("libc.so.6", &[], &[]).is_some()
+            || !self.root.matching("/lib/ld-musl-*").is_empty();
+        if !is_root || self.read.len() >= LIBRARIES_MAXIMUM {
+            return BTreeMap::new();
+        }
+        // The driver's libraries come with the node.
+        let of_the_driver = |name: &str| ["libcuda", "libnvidia-ml"].contains(&stem(name));
+        let mut files = std::mem::take(&mut self.files);
+        for file in &mut files {
+            file.needed.retain(|(name, _)| !of_the_driver(name));
+            for (name, path) in &mut file.needed {
+                *path = self.loaded.get(name).filter(|it| !it.is_empty()).cloned();
+            }
+        }
+        let versions = RefCell::new(BTreeMap::<String, BTreeSet<String>>::new());
+        let versions_of = |path: &str| {
+            let mut versions = versions.borrow_mut();
+            let of_path = versions.entry(path.to_owned()).or_insert_with(|| {
+                let links = links::links(&self.root.real_path(path));
+                links.map(links::Links::versions).unwrap_or_default()
+            });
+            of_path.clone()
+        };
+        let packages: BTreeSet<String> = files.iter().filter_map(|it| it.package.clone()).collect();
+        packages
+            .into_iter()
+            .map(|it| {
+                let unmet = links::unmet(&it, &files, versions_of);
+                (it, unmet)
+            })
+            .collect()
     }
 
     /// torch opens NVIDIA's wheels by their full paths before its own GPU library needs them.
@@ -289,6 +379,18 @@ impl Process<'_> {
         if let Some(soname) = &dynamic.soname {
             self.loaded.insert(soname.clone(), path.to_owned());
         }
+        let is_of_package = self
+            .environment
+            .site_packages
+            .iter()
+            .any(|it| path.starts_with(&format!("{it}/")));
+        self.files.push(LinkedFile {
+            path: path.to_owned(),
+            name: file_name(path).to_owned(),
+            links: links::links(&self.root.real_path(path)).unwrap_or_default(),
+            needed: dynamic.needed.iter().map(|it| (it.clone(), None)).collect(),
+            package: self.package.clone().filter(|_| is_of_package),
+        });
         self.waiting.push_back(Loaded {
             path: path.to_owned(),
             dynamic,

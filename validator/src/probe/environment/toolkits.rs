@@ -165,7 +165,7 @@ pub(super) fn nvcc_on_path(
         })
 }
 
-/// Asks an `nvcc` whose files name no version. Only a file that root owns is run.
+/// Runs an `nvcc` whose files name no version. Only a file that root owns is run.
 pub(super) fn ask_nvcc(toolkits: &mut [CudaToolkit]) {
     use std::os::unix::fs::MetadataExt as _;
     for toolkit in toolkits

@@ -30,7 +30,7 @@ const NOT_ENTERED: [&str; 14] = [
     ".cargo",
 ];
 
-/// File systems behind which a server may not answer.
+/// File systems whose server may not answer.
 const NETWORK: [&str; 14] = [
     "nfs",
     "nfs4",
@@ -139,7 +139,7 @@ impl<'r> Walk<'r> {
                 continue;
             }
             let path = format!("{}/{name}", folder.trim_end_matches('/'));
-            // One call says whether it is a folder and no link.
+            // One call returns whether it is a folder and no link.
             let path_outside = self.root.unresolved_path(&path);
             let is_folder = std::fs::symlink_metadata(path_outside).is_ok_and(|it| it.is_dir());
             if is_folder {

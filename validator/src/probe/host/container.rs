@@ -127,8 +127,73 @@ fn cdi_specs(root: &Sysroot) -> Result<BTreeMap<String, Vec<String>>, String> {
     Ok(specs)
 }
 
+const KIBIBYTES_PER_MIB: u64 = 1024;
+const BYTES_PER_MIB: u64 = 1 << 20;
+
+/// The size of the mount at `/dev/shm`.
+pub(super) fn shared_memory_mib(root: &Sysroot) -> Reading<u64> {
+    const MOUNTS: &str = "/proc/self/mounts";
+    match root.text(MOUNTS) {
+        Ok(mounts) => size_of_shared_memory(&mounts).map_or(Reading::NotSupported, Reading::Value),
+        Err(error) => not_read(&error, MOUNTS),
+    }
+}
+
+/// A tree that stands for a machine may have no such file.
+fn not_read(error: &std::io::Error, path: &str) -> Reading<u64> {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Reading::NotSupported,
+        _ => Reading::NotRead(io_reason(error, path)),
+    }
+}
+
+/// `size=65536k` of the last mount there, which hides those before it.
+fn size_of_shared_memory(mounts: &str) -> Option<u64> {
+    let of_shm = |line: &&str| line.split_whitespace().nth(1) == Some("/dev/shm");
+    let mount = mounts.lines().rfind(of_shm)?;
+    let options = mount.split_whitespace().nth(3)?;
+    let size = options.split(',').find_map(|it| it.strip_prefix("size="))?;
+    let kibibytes: u64 = size.strip_suffix('k')?.parse().ok()?;
+    Some(kibibytes / KIBIBYTES_PER_MIB)
+}
+
+/// The soft limit of locked memory.
+pub(super) fn locked_memory_mib(root: &Sysroot) -> Reading<u64> {
+    const LIMITS: &str = "/proc/self/limits";
+    match root.text(LIMITS) {
+        Ok(limits) => locked_memory(&limits).map_or(Reading::NotSupported, Reading::Value),
+        Err(error) => not_read(&error, LIMITS),
+    }
+}
+
+/// `Max locked memory         8388608              8388608              bytes`.
+fn locked_memory(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|it| it.strip_prefix("Max locked memory"))?;
+    let bytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(bytes / BYTES_PER_MIB)
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn limits_of_a_container_are_read_from_its_proc() {
+        use super::{locked_memory, size_of_shared_memory};
+        let mounts = "tmpfs /dev tmpfs rw,size=65536k 0 0\nshm /dev/shm tmpfs rw,nosuid,size=65536k,inode64 0 0\n";
+        assert_eq!(size_of_shared_memory(mounts), Some(64));
+        assert_eq!(
+            size_of_shared_memory("tmpfs /dev/shm tmpfs rw,nosuid 0 0\n"),
+            None
+        );
+        let limits =
+            "Max locked memory         8388608              8388608              bytes     \n";
+        assert_eq!(locked_memory(limits), Some(8));
+        let unlimited =
+            "Max locked memory         unlimited            unlimited            bytes     \n";
+        assert_eq!(locked_memory(unlimited), None);
+    }
+
     use super::super::sysroot::tests::tree;
     use super::*;
 

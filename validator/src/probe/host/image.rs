@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::super::ProbeOptions;
 use super::sysroot::{Sysroot, io_reason};
 use crate::interrupt::Interrupt;
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess};
+use crate::worker::listener::{ConversationEnd, read_output};
+use crate::worker::process::{ProcessEnd, WorkerProcess};
 use validator_core::facts::{
     DiskSpace, ImageFacts, ImageFile, InstalledKernel, KernelModuleFlavor, Leftover, LeftoverKind,
     ModuleFile, Reading,
@@ -20,7 +21,7 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(10);
 /// is optional.
 const MODULES: [&str; 2] = ["nvidia", "nvidia_uvm"];
 const FABRIC_MANAGER: &str = "/usr/bin/nv-fabricmanager";
-/// Facts stay small however much was left behind; a person needs the first few.
+/// Facts stay small with any number of leftovers; a person needs the first few.
 const LEFTOVERS_KEPT: usize = 64;
 
 pub(super) fn image(root: &Sysroot, options: &ProbeOptions, interrupt: &Interrupt) -> ImageFacts {
@@ -98,7 +99,7 @@ fn module_path(root: &Sysroot, kernel: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Asks `modinfo`, which reads every compression that the kernel loads.
+/// Runs `modinfo`, which reads every compression that the kernel loads.
 fn module_file(root: &Sysroot, path: &str, interrupt: &Interrupt) -> Reading<ModuleFile> {
     let file = root.real_path(path);
     // Outside of a root shell `PATH` may lack the folders in which kmod lies.
@@ -186,24 +187,24 @@ fn output_of(
     let Ok(mut process) = WorkerProcess::start_program(program, &arguments, &environment) else {
         return Ok(None);
     };
-    let deadline = Instant::now() + PROGRAM_DEADLINE;
     let mut text = String::new();
-    loop {
-        match process.next_event(deadline, interrupt) {
-            WorkerEvent::Line(line) => {
-                text.push_str(&line);
-                text.push('\n');
-            }
-            WorkerEvent::Closed => break,
-            WorkerEvent::TimedOut => return Err("it did not end in time".to_owned()),
-            WorkerEvent::Interrupted => return Err("the run was interrupted".to_owned()),
+    let mut on_line = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
+    match read_output(&mut process, PROGRAM_DEADLINE, interrupt, &mut on_line) {
+        ConversationEnd::Closed(ProcessEnd::Exited(0)) => Ok(Some(text)),
+        ConversationEnd::Closed(ProcessEnd::Exited(code)) => {
+            Err(format!("it ended with exit code {code}"))
         }
-    }
-    match process.finish(Duration::from_secs(1)) {
-        ProcessEnd::Exited(0) => Ok(Some(text)),
-        ProcessEnd::Exited(code) => Err(format!("it ended with exit code {code}")),
-        ProcessEnd::Killed(signal) => Err(format!("it was killed by signal {signal}")),
-        ProcessEnd::Stuck => Err("it does not end".to_owned()),
+        ConversationEnd::Closed(ProcessEnd::Killed(signal)) => {
+            Err(format!("it was killed by signal {signal}"))
+        }
+        ConversationEnd::Closed(ProcessEnd::Stuck) => Err("it does not end".to_owned()),
+        ConversationEnd::TimedOut { .. } => Err("it did not end in time".to_owned()),
+        ConversationEnd::Interrupted | ConversationEnd::Dismissed | ConversationEnd::Complete => {
+            Err("the run was interrupted".to_owned())
+        }
     }
 }
 
@@ -358,7 +359,7 @@ fn holds_something(root: &Sysroot, path: &str) -> bool {
     std::fs::metadata(root.real_path(path)).map_or(true, |it| it.len() > 0)
 }
 
-/// systemd draws a new machine id where the file is empty or says `uninitialized`.
+/// systemd draws a new machine id where the file is empty or contains `uninitialized`.
 fn machine_id(root: &Sysroot) -> Result<Option<Leftover>, String> {
     const PATH: &str = "/etc/machine-id";
     match root.text(PATH) {

@@ -11,7 +11,8 @@ use rustix::time::ClockId;
 use super::sysroot::{Sysroot, io_reason};
 use super::system::kernel_clock_s;
 use crate::interrupt::Interrupt;
-use crate::worker::process::{WorkerEvent, WorkerProcess};
+use crate::worker::listener::{ConversationEnd, read_output};
+use crate::worker::process::{ProcessEnd, WorkerProcess};
 use validator_core::facts::{
     KERNEL_LOG_RECORDS_KEPT, KernelLog, KernelLogEnd, KernelLogRecord, KernelLogSource, Reading,
 };
@@ -115,8 +116,8 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
             Ok(0) => break,
             Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // The record was overwritten before it was read; the next read goes on behind the gap,
-            // which the sequence numbers tell.
+            // The record was overwritten before it was read; the next read goes on after the gap,
+            // which the sequence numbers show.
             Err(error)
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
             Err(error) => return Err(io_reason(&error, name)),
@@ -179,7 +180,7 @@ fn read_records(
 }
 
 fn from_journal(interrupt: &Interrupt) -> Option<KernelLog> {
-    // Like -k, and what journald itself says of kernel messages that it missed.
+    // Like -k, and journald's own messages about kernel messages that it missed.
     let missed = format!("MESSAGE_ID={JOURNAL_MISSED_MESSAGE_ID}");
     let arguments = [
         "-b",
@@ -216,17 +217,10 @@ fn from_program(
     let environment =
         [("LC_ALL", "C"), ("TZ", "UTC")].map(|(name, value)| (name, Some(value.to_owned())));
     let mut process = WorkerProcess::start_program(program, &arguments, &environment).ok()?;
-    let deadline = Instant::now() + PROGRAM_DEADLINE;
     let mut log = LogReader::default();
-    loop {
-        match process.next_event(deadline, interrupt) {
-            WorkerEvent::Line(line) => log.timed_line(&line),
-            WorkerEvent::Closed => break,
-            WorkerEvent::TimedOut | WorkerEvent::Interrupted => return None,
-        }
-    }
-    let ended_well =
-        process.finish(Duration::from_secs(1)) == crate::worker::process::ProcessEnd::Exited(0);
+    let mut on_line = |line: &str| log.timed_line(line);
+    let end = read_output(&mut process, PROGRAM_DEADLINE, interrupt, &mut on_line);
+    let ended_well = end == ConversationEnd::Closed(ProcessEnd::Exited(0));
     (ended_well && log.first_s.is_some()).then(|| log.finish(source, monotonic_seconds()))
 }
 
@@ -264,7 +258,7 @@ impl Default for LogReader {
 }
 
 impl LogReader {
-    /// `6,1234,5678901,-;text` and, behind a line end, properties that are not of interest.
+    /// `6,1234,5678901,-;text` and, after a line end, properties that are not of interest.
     ///
     /// Priority and facility, sequence number, microseconds since boot, flags (`c`: a fragment of a
     /// line, `+`: what continues it), then perhaps more fields.

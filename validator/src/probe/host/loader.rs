@@ -7,7 +7,7 @@ use validator_core::facts::{LibraryFile, Reading};
 /// Folders that the loader looks at last on 64-bit systems, besides those of its cache.
 const DEFAULT_FOLDERS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// What the loader is told: `LD_LIBRARY_PATH`, then its cache.
+/// The loader's configuration: `LD_LIBRARY_PATH`, then its cache.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoaderPath {
     /// `LD_LIBRARY_PATH`, in order; empty components (the working folder) left out.
@@ -117,7 +117,7 @@ pub(crate) fn version_in_name(name: &str) -> Option<String> {
 
 /// Entries of `/etc/ld.so.cache` for this kind of machine: 64-bit x86 or ARM libraries.
 ///
-/// The format of glibc 2.2 and newer, which may stand behind one of older times: a header with the
+/// The format of glibc 2.2 and newer, which may follow one of an older format: a header with the
 /// number of entries, entries of 24 bytes, strings. Offsets count from the header. A file that is
 /// cut off or none of these gives what can be read of it.
 // Source: glibc, sysdeps/generic/dl-cache.h.

@@ -24,7 +24,7 @@ use validator_core::facts::{
 };
 use validator_core::level::Level;
 
-/// Reads everything; what may wait (metadata, the kernel log) beside the rest.
+/// Reads everything; slow reads (metadata, the kernel log) in parallel with the rest.
 pub(crate) fn probe(options: &ProbeOptions, interrupt: &Interrupt) -> HostFacts {
     let root = Sysroot::new(options.sysroot.clone());
     std::thread::scope(|scope| {
@@ -87,6 +87,8 @@ fn files(root: &Sysroot, options: &ProbeOptions) -> HostFacts {
         libnvidia_ml_files: loader.files(root, "libnvidia-ml.so.1"),
         gsp_firmware_versions: toolkits::gsp_firmware_versions(root),
         container_runtime: container::container_runtime(root),
+        shared_memory_mib: container::shared_memory_mib(root),
+        locked_memory_mib: container::locked_memory_mib(root),
         environment,
         identity: system::identity(root),
         image: None,

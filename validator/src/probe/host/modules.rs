@@ -101,7 +101,7 @@ fn version_in(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// `/proc` says "Open Kernel Module"; where it is hidden, the taint flags of the module tell its
+/// `/proc` has "Open Kernel Module"; where it is hidden, the taint flags of the module show its
 /// licence: the open one does not set `P`.
 fn nvidia_flavor(root: &Sysroot, proc_version: Option<&str>) -> Reading<KernelModuleFlavor> {
     let flavor = |open| {
@@ -150,7 +150,7 @@ fn nvidia_gpus(root: &Sysroot) -> BTreeMap<String, Option<u32>> {
 
 /// `/dev/nvidia*` and `/dev/nvidia-caps/*`.
 ///
-/// Access is asked by the permission bits. A container's device rules can still deny to open a
+/// Access is judged by the permission bits. A container's device rules can still deny to open a
 /// node; the NVML and CUDA probes then say so.
 pub(super) fn device_nodes(root: &Sysroot) -> Reading<Vec<DeviceNode>> {
     let names = match root.names("/dev") {
@@ -165,7 +165,14 @@ pub(super) fn device_nodes(root: &Sysroot) -> Reading<Vec<DeviceNode>> {
     let in_caps = caps
         .into_iter()
         .map(|name| format!("/dev/nvidia-caps/{name}"));
-    let nodes = in_dev.chain(in_caps).filter_map(|path| node(root, path));
+    let channels = root
+        .names("/dev/nvidia-caps-imex-channels")
+        .unwrap_or_default();
+    let of_imex = channels
+        .into_iter()
+        .map(|name| format!("/dev/nvidia-caps-imex-channels/{name}"));
+    let in_folders = in_caps.chain(of_imex);
+    let nodes = in_dev.chain(in_folders).filter_map(|path| node(root, path));
     Reading::Value(nodes.collect())
 }
 

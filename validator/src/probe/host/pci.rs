@@ -43,6 +43,10 @@ fn device(root: &Sysroot, address: &str) -> Option<PciDevice> {
         aer_correctable: file("aer_dev_correctable").and_then(|it| aer_total(&it)),
         aer_nonfatal: file("aer_dev_nonfatal").and_then(|it| aer_total(&it)),
         aer_fatal: file("aer_dev_fatal").and_then(|it| aer_total(&it)),
+        largest_region_bytes: root
+            .text(&format!("{DEVICES}/{address}/resource"))
+            .ok()
+            .and_then(|it| largest_region(&it)),
     })
 }
 
@@ -68,6 +72,19 @@ fn link_speed(text: &str) -> Option<f64> {
     text.split_once(" GT/s")?.0.trim().parse().ok()
 }
 
+/// The largest of the lines `0x0000000094000000 0x0000000094ffffff 0x0000000000140204` (start, end
+/// and flags of a region; zeros where there is none).
+fn largest_region(text: &str) -> Option<u64> {
+    let number = |it: &str| u64::from_str_radix(it.strip_prefix("0x")?, 16).ok();
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (start, end) = (number(words.next()?)?, number(words.next()?)?);
+            (end > start).then(|| end - start + 1)
+        })
+        .max()
+}
+
 /// Lanes; 0 and 255 are what the kernel shows for a link that it cannot read.
 fn link_width(text: &str) -> Option<u32> {
     text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
@@ -87,6 +104,16 @@ fn aer_total(text: &str) -> Option<u64> {
 mod tests {
     use super::super::sysroot::tests::tree;
     use super::*;
+
+    #[test]
+    fn the_largest_region_of_a_function_is_its_bar1() {
+        let text = "0x0000000094000000 0x0000000094ffffff 0x0000000000140204\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                    0x0000380000000000 0x0000383fffffffff 0x000000000014220c\n";
+        assert_eq!(largest_region(text), Some(256 << 30));
+        assert_eq!(largest_region("0x0 0x0 0x0\n"), None);
+        assert_eq!(largest_region("nonsense"), None);
+    }
 
     #[test]
     fn an_h200_and_nothing_of_other_vendors() {

@@ -1,10 +1,11 @@
-//! systemd services, as their files and control groups tell.
+//! systemd services, from their files and control groups.
 //!
-//! systemd itself is not asked: it needs a bus, permissions and time. A service is active when its
-//! control group has processes, so that one which ends after its work (`RemainAfterExit`) counts as
-//! not active; and also when its process runs elsewhere, in a container (the GPU operator's fabric
-//! manager) or another slice. Where there is no systemd, as in most containers, a service whose
-//! process is visible by its name counts as installed and active, and any other as not readable.
+//! systemd itself is not queried: it needs a bus, permissions and time. A service is active when
+//! its control group has processes, so that one which ends after its work (`RemainAfterExit`)
+//! counts as not active; and also when its process runs elsewhere, in a container (the GPU
+//! operator's fabric manager) or another slice. Where there is no systemd, as in most containers, a
+//! service whose process is visible by its name counts as installed and active, and any other as
+//! not readable.
 
 use super::sysroot::{Sysroot, file_name};
 use validator_core::facts::{Reading, ServiceState};

@@ -234,11 +234,11 @@ pub(super) fn product_name(root: &Sysroot) -> Reading<String> {
     }
 }
 
-/// Which EC2 instance this is. The network is asked only where the firmware's tables say EC2.
+/// Which EC2 instance this is. The network is used only where the firmware's tables name EC2.
 pub(super) fn ec2(root: &Sysroot, ask_metadata: bool) -> Reading<Ec2Instance> {
     const DMI: &str = "/sys/class/dmi/id";
     let dmi = |name: &str| root.line(&format!("{DMI}/{name}")).unwrap_or_default();
-    // Nitro says so in the vendor's name; Xen instances (p3) in the version of their firmware,
+    // Nitro has it in the vendor's name; Xen instances (p3) in the version of their firmware,
     // `4.11.amazon`.
     let nitro = dmi("sys_vendor") == "Amazon EC2";
     let xen = dmi("sys_vendor") == "Xen" && dmi("bios_version").ends_with("amazon");

@@ -1,4 +1,4 @@
-//! The API server, asked over HTTPS with bounded patience.
+//! The API server, queried over HTTPS with time-outs.
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -11,15 +11,15 @@ use super::credentials::Credentials;
 use super::requests::ApiRequest;
 use crate::interrupt::Interrupt;
 
-/// How often a GET is asked again after 429, a 5xx or a broken connection.
+/// Retries of a GET after 429, a 5xx or a broken connection.
 const RETRIES_MAXIMUM: u32 = 3;
-/// The first pause before a GET is asked again; each further one is twice as long.
+/// The first pause before a retry of a GET; each further one is twice as long.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// A server that asks for a longer pause than this is not waited for.
+/// A server that requests a longer pause than this is not awaited.
 const RETRY_AFTER_MAXIMUM: Duration = Duration::from_secs(10);
 /// An answer larger than this is not one to our questions.
 const ANSWER_BYTES_MAXIMUM: u64 = 32 << 20;
-/// Objects in one page of a list, as kubectl asks for them.
+/// Objects in one page of a list, as kubectl requests them.
 const PAGE_LIMIT: &str = "500";
 /// Pages that are read of one list at most: more than any node or namespace has.
 const PAGES_MAXIMUM: usize = 40;
@@ -40,7 +40,7 @@ impl std::fmt::Display for ApiError {
 
 impl std::error::Error for ApiError {}
 
-/// What is asked for: the kind of request and the object.
+/// The request: the kind of request and the object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) request: ApiRequest,
@@ -244,7 +244,7 @@ impl ApiClient {
         Err(error(target, None, "the list has no end"))
     }
 
-    /// Changes an object; never asked twice, since the first may have been heard.
+    /// Changes an object; never repeated, since the first may have been accepted.
     pub(crate) fn patch(
         &self,
         target: Target<'_>,
@@ -260,7 +260,7 @@ impl ApiClient {
         parse(target, &bytes)
     }
 
-    /// Creates an object; never asked twice.
+    /// Creates an object; never repeated.
     pub(crate) fn create(&self, target: Target<'_>, object: &Value) -> Result<Value, ApiError> {
         let request = self
             .http
@@ -354,14 +354,14 @@ impl ApiClient {
     }
 }
 
-/// A failed request, and whether it may succeed when asked again.
+/// A failed request, and whether a retry may succeed.
 struct Failure {
     error: ApiError,
     may_pass: bool,
     retry_after: Option<Duration>,
 }
 
-/// Waits, unless the run is asked to stop meanwhile: then it answers `false`.
+/// Waits, unless the run is stopped meanwhile: then it answers `false`.
 pub(crate) fn wait_unless_interrupted(wait: Duration, interrupt: &Interrupt) -> bool {
     const LOOK: Duration = Duration::from_millis(20);
     let until = Instant::now() + wait;
@@ -433,7 +433,7 @@ fn transport(target: Target<'_>, cause: &reqwest::Error) -> Failure {
     }
 }
 
-/// What rustls says against the server's certificate, and what it means; the first that fits.
+/// rustls's objection to the server's certificate, and its meaning; the first that fits.
 const DISTRUSTED: [(&[&str], &str); 3] = [
     (
         &["UnknownIssuer"],
@@ -457,7 +457,7 @@ fn distrusted(causes: &str) -> Option<&'static str> {
         .map(|(_, meaning)| *meaning)
 }
 
-/// The causes below an error, without its own text, which only repeats what was asked.
+/// The causes below an error, without its own text, which only repeats the request.
 pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = Vec::new();
     let mut next = error.source();

@@ -1,5 +1,4 @@
-//! What the API server says of this node: the node object, runtime classes, the device plugin's
-//! pods.
+//! This node in the API server: the node object, runtime classes, the device plugin's pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +17,7 @@ use validator_core::profile::KubernetesProfile;
 /// Lines of a log and events that are kept of a pod that is not ready.
 const LOG_LINES: usize = 10;
 const EVENTS: usize = 5;
-/// A text of a pod or condition beyond this says no more.
+/// A text of a pod or condition is cut at this length.
 const TEXT_CHARACTERS_MAXIMUM: usize = 300;
 
 pub(super) fn ask(
@@ -86,8 +85,7 @@ fn node(
     })
 }
 
-/// Labels about GPUs and machines, and those that somebody asks for; others may say whose the node
-/// is.
+/// Labels about GPUs and machines, and requested ones; others may say whose the node is.
 fn kept_labels(node: &Value, asked_for: &BTreeSet<&String>) -> BTreeMap<String, String> {
     const PREFIXES: [&str; 4] = [
         RESOURCE_DOMAIN,
@@ -132,7 +130,7 @@ fn daemon_sets(client: &ApiClient, node_name: &str) -> Result<Vec<DaemonSetFacts
 }
 
 /// NVIDIA's plugin, by its image or by the name that its charts and the GPU operator give it. Other
-/// programs come from the same image and are told apart by their names.
+/// programs come from the same image and are distinguished by their names.
 fn is_device_plugin(daemon_set: &Value) -> bool {
     const OTHERS: [&str; 3] = [
         "mps-control-daemon",
@@ -195,7 +193,7 @@ fn pod_facts(client: &ApiClient, namespace: &str, pod: &Value) -> PodFacts {
         name,
     };
     if !ready {
-        // The last run of a container that is not running now has said why.
+        // The last run of a container that is not running now has the reason.
         let is_running = statuses().any(|it| it["state"]["running"].is_object());
         facts.log_tail = log_tail(
             client,

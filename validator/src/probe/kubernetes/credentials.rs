@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::interrupt::Interrupt;
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess};
+use crate::worker::listener::{ConversationEnd, read_output};
+use crate::worker::process::{ProcessEnd, WorkerProcess};
 
 /// Where Kubernetes mounts a pod's service account.
 ///
@@ -474,43 +475,35 @@ fn run_exec(
         .collect();
     let mut process = WorkerProcess::start_program(&command, &arguments, &environment)
         .map_err(|error| failed(&format!("cannot be started: {error}")))?;
-    let deadline = Instant::now() + EXEC_DEADLINE;
     let mut answer = String::new();
-    loop {
-        match process.next_event(deadline, interrupt) {
-            WorkerEvent::Line(line) => {
-                answer.push_str(&line);
-                answer.push('\n');
-            }
-            WorkerEvent::Closed => break,
-            WorkerEvent::TimedOut => {
-                process.kill();
-                return Err(failed(&format!(
-                    "did not answer within {} s",
-                    EXEC_DEADLINE.as_secs()
-                )));
-            }
-            WorkerEvent::Interrupted => {
-                process.kill();
-                return Err("the run was interrupted".to_owned());
-            }
-        }
-    }
-    match process.finish(Duration::from_secs(2)) {
-        ProcessEnd::Exited(0) => {}
-        ProcessEnd::Exited(status) => {
+    let mut on_line = |line: &str| {
+        answer.push_str(line);
+        answer.push('\n');
+    };
+    match read_output(&mut process, EXEC_DEADLINE, interrupt, &mut on_line) {
+        ConversationEnd::Closed(ProcessEnd::Exited(0)) => {}
+        ConversationEnd::Closed(ProcessEnd::Exited(status)) => {
             let stderr = process.stderr();
             let last = stderr.lines().last().unwrap_or("and said nothing");
             return Err(failed(&format!("ended with status {status}: {last}")));
         }
-        ProcessEnd::Killed(signal) => return Err(failed(&format!("was ended by signal {signal}"))),
-        ProcessEnd::Stuck => return Err(failed("did not end")),
+        ConversationEnd::Closed(ProcessEnd::Killed(signal)) => {
+            return Err(failed(&format!("was ended by signal {signal}")));
+        }
+        ConversationEnd::Closed(ProcessEnd::Stuck) => return Err(failed("did not end")),
+        ConversationEnd::TimedOut { .. } => {
+            let seconds = EXEC_DEADLINE.as_secs();
+            return Err(failed(&format!("did not answer within {seconds} s")));
+        }
+        ConversationEnd::Interrupted | ConversationEnd::Dismissed | ConversationEnd::Complete => {
+            return Err("the run was interrupted".to_owned());
+        }
     }
     // What is not understood may hold the token, so it is not repeated.
     serde_json::from_str(&answer).map_err(|_| failed("did not answer with an ExecCredential"))
 }
 
-/// What an exec plugin is told of its caller.
+/// The information about its caller that an exec plugin gets.
 fn exec_info(exec: &Exec, cluster: &Cluster) -> String {
     let mut spec = serde_json::json!({"interactive": false});
     if exec.provide_cluster_info {

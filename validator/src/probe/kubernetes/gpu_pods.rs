@@ -55,7 +55,7 @@ pub(super) struct GpuPodOrder {
 
 /// Makes the pods, waits for them, reads what they saw, and removes them, whatever happens.
 ///
-/// `removal` is a client of short patience: a run that is asked to stop has little time left.
+/// `removal` is a client of short patience: a run that is stopped has little time left.
 pub(super) fn run(
     client: &ApiClient,
     removal: &ApiClient,

@@ -61,13 +61,13 @@ const DYNAMIC_RESOURCE_ALLOCATION: &str = "plugins/gpu.nvidia.com";
 /// An answer larger than this is not one of a kubelet; it has a page for each of a node's few
 /// hundred pods.
 const ANSWER_BYTES_MAXIMUM: usize = 16 << 20;
-/// How often a kubelet is asked while it is waited for.
+/// Poll interval while a kubelet is awaited.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Ids of devices by the names of their resources.
 type Resources = BTreeMap<String, Vec<String>>;
 
-/// How the kubelet is asked.
+/// The way of querying the kubelet.
 pub(super) struct KubeletQuestion<'a> {
     /// The kubelet's folder as this process finds it, sysroot included.
     pub(super) root: &'a Path,
@@ -95,7 +95,7 @@ pub(super) fn is_present(root: &Path) -> Reading<bool> {
     both.into()
 }
 
-/// Asks everything and fills in what the kubelet says.
+/// Queries everything and fills in the kubelet's answers.
 pub(super) fn ask(question: &KubeletQuestion<'_>, facts: &mut KubernetesFacts) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -303,7 +303,7 @@ fn device_plugin(
         socket,
         answers: match &trouble {
             None => Reading::Value(true),
-            // Root may ask, and whoever was stopped could not.
+            // Root may connect, and an interrupted run could not.
             Some(reason)
                 if reason.contains("ermission denied") || question.interrupt.signal().is_some() =>
             {
@@ -364,7 +364,7 @@ async fn connect(
     .await
 }
 
-/// What `call` answers, unless it takes too long or the run is asked to stop.
+/// The result of `call`, unless it takes too long or the run is stopped.
 async fn within<T, E>(
     question: &KubeletQuestion<'_>,
     what: &str,

@@ -37,7 +37,7 @@ const GPU_POD_RESOURCE: &str = "nvidia.com/gpu";
 /// How long those pods may take: an image is pulled in a minute or two, and the kernel takes
 /// seconds.
 const GPU_POD_DEADLINE: Duration = Duration::from_mins(5);
-/// What is left of a run that is asked to stop, for the removal of its pods.
+/// Time left to a stopped run for the removal of its pods.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(2);
 
 /// This node's name in the cluster where the command line does not say it: the profile's,
@@ -81,7 +81,7 @@ pub(crate) fn assigned_devices(
     kubelet::assigned(&root, options.deadlines.kubelet_call, interrupt)
 }
 
-/// Asks the kubelet, where there is one, and the API server, where there are credentials for it.
+/// Queries the kubelet, where there is one, and the API server, where there are credentials for it.
 /// `facts` are those of host and GPUs.
 pub(crate) fn probe(
     options: &ProbeOptions,
@@ -120,8 +120,8 @@ pub(crate) fn probe(
     seen
 }
 
-/// Makes pods that use the GPUs, where level and profile ask for it and the API server can be
-/// asked.
+/// Makes pods that use the GPUs, where level and profile require it and the API server can be
+/// reached.
 pub(crate) fn gpu_pods(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -176,7 +176,7 @@ fn make_gpu_pods(
     gpu_pods::run(&client, &removal, &order, interrupt)
 }
 
-/// Devices of a resource that no container has, by what the kubelet says.
+/// Devices of a resource that no container has, by the kubelet's lists.
 fn free_devices(seen: &KubernetesFacts, api: &ApiFacts, resource: &str) -> Option<u32> {
     let all = match seen.allocatable.value() {
         Some(allocatable) => allocatable.get(resource).map_or(0, Vec::len),
@@ -210,8 +210,8 @@ fn ask_api(options: &ProbeOptions, interrupt: &Interrupt, facts: &Facts) -> Read
     }
 }
 
-/// How many devices the kubelet must have: what the profile says, else as many as NVML has, each so
-/// often as shared.
+/// How many devices the kubelet must have: the profile's number, else as many as NVML has, times
+/// the replicas.
 fn wanted_devices(profile: &KubernetesProfile, facts: &Facts) -> Option<u32> {
     if !profile.resources.is_empty() {
         return Some(profile.resources.values().sum());

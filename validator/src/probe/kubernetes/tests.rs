@@ -559,7 +559,7 @@ fn a_pod_is_its_service_account_and_a_machine_is_nobody() {
     assert_eq!(pod.find(&Interrupt::default()), Ok(None));
 }
 
-/// What `gpu-validator collect` says in a pod that has this GPU.
+/// The output of `gpu-validator collect` in a pod with this GPU.
 fn log_of(uuid: &str) -> String {
     let run = KernelRun {
         end: WorkerEnd::Finished,

@@ -1,4 +1,4 @@
-//! What workers told so far, and the facts that it makes.
+//! Reports of the workers so far, and the facts that follow.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use validator_core::facts::{Facts, GpuFacts, NvmlFacts};
 /// More GPUs than this are not in one machine; a greater number is a broken library's.
 const GPUS_MAXIMUM: u64 = 1024;
 
-/// What NVML said.
+/// NVML's answers.
 #[derive(Debug, Default)]
 pub(crate) struct NvmlOutcome {
     pub(crate) nvml: NvmlFacts,
@@ -23,7 +23,7 @@ pub(crate) struct NvmlOutcome {
 }
 
 impl NvmlOutcome {
-    /// Puts what was told by [`Part::Inforom`](super::Part::Inforom) beside what was told before.
+    /// Adds the reports of [`Part::Inforom`](super::Part::Inforom) to the earlier ones.
     pub(crate) fn add_inforom_to(self, facts: &mut Facts) {
         let numbered_alike = self.gpus.len() == facts.gpus.len();
         for (index, gpu) in facts.gpus.iter_mut().enumerate() {
@@ -44,7 +44,7 @@ impl NvmlOutcome {
     }
 }
 
-/// The fields of one record that were told.
+/// The reported fields of one record.
 type Told = Map<String, Value>;
 
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ pub(super) struct Collected {
     simulated: Option<String>,
     /// GPUs that are at work by now, perhaps, and were read before.
     pub(super) at_rest: BTreeSet<u32>,
-    /// GPUs that are not to be asked again.
+    /// GPUs that are not queried again.
     pub(super) finished: BTreeSet<u32>,
     pub(super) skipped: Vec<SkippedCall>,
     /// Calls that hung or crashed themselves, by GPU.
@@ -87,7 +87,7 @@ impl Collected {
                 }
             }
             Message::Unopened { index, reason } => {
-                // A GPU that is lost says so here already, when it has no handle and no name.
+                // A lost GPU is reported here already, when it has no handle and no name.
                 if let Some(gpu) = self.gpu(index)
                     && gpu.get("lost").is_some()
                 {
@@ -110,10 +110,10 @@ impl Collected {
         self.gpus.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// What was told of this GPU so far.
+    /// The reports on this GPU so far.
     pub(super) fn told_of(&mut self, index: u32) -> Option<GpuFacts> {
         let told = self.gpu(index)?.clone();
-        // What is wrong with it is noted when all is told.
+        // Its errors are noted when all is reported.
         let reason = "not told by the NVML probe";
         Some(facts_of(&told, reason, &mut Vec::new()))
     }
@@ -130,7 +130,7 @@ impl Collected {
         }
     }
 
-    /// The function is not called for any GPU that was not asked yet; that says nothing bad about
+    /// The function is not called for any GPU that was not queried yet; that is no evidence against
     /// these GPUs.
     pub(super) fn skip_everywhere(&mut self, function: &str, reason: &str) {
         for gpu in 0..u32::try_from(self.gpus.len()).unwrap_or(0) {
@@ -164,7 +164,7 @@ impl Collected {
         self.gave_up.push((gpu, reason.to_owned()));
     }
 
-    /// Nothing more will be asked; `reason` is what every reading that is missing says.
+    /// No more queries follow; `reason` is the text of every missing reading.
     pub(super) fn stop(&mut self, reason: &str) {
         if self.trouble.last().is_none_or(|it| it != reason) {
             self.trouble.push(reason.to_owned());
@@ -216,7 +216,7 @@ impl Collected {
     }
 }
 
-/// The record with the fields that were told; its other readings are not read for `reason`.
+/// The record with the reported fields; its other readings are not read for `reason`.
 fn facts_of<T: Default + Serialize + DeserializeOwned>(
     told: &Told,
     reason: &str,

@@ -136,7 +136,7 @@ impl NvmlLibrary {
     }
 }
 
-/// One GPU or MIG device. The handle stays on the thread that asked for it.
+/// One GPU or MIG device. The handle stays on the thread that requested it.
 pub(super) struct Device<'a> {
     nvml: &'a NvmlLibrary,
     handle: nvmlDevice_t,
@@ -262,7 +262,7 @@ pub(super) struct MemoryInfo {
     pub(super) used: u64,
 }
 
-/// Fabric registration, from whichever version of the struct the driver knows.
+/// Fabric registration, from the version of the struct that the driver knows.
 pub(super) struct FabricInfo {
     pub(super) cluster_uuid: [u8; 16],
     pub(super) status: u32,
@@ -449,7 +449,7 @@ impl Device<'_> {
         self.calls.make("nvmlDeviceGetRetiredPages", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetRetiredPages)?;
             let mut count = 0;
-            // SAFETY: a count of 0 asks for the number only, for which NVML takes a null buffer.
+            // SAFETY: a count of 0 requests the number only, for which NVML takes a null buffer.
             let status =
                 unsafe { function(self.handle, cause, &raw mut count, std::ptr::null_mut()) };
             match status {
@@ -474,7 +474,7 @@ impl Device<'_> {
     pub(super) fn gsp_firmware_version(&self) -> Called<String> {
         self.calls.make("nvmlDeviceGetGspFirmwareVersion", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetGspFirmwareVersion)?;
-            // SAFETY: nvml.h asks for NVML_GSP_FIRMWARE_VERSION_BUF_SIZE (64) bytes; the buffer has
+            // SAFETY: nvml.h requires NVML_GSP_FIRMWARE_VERSION_BUF_SIZE (64) bytes; the buffer has
             // more.
             text(|buffer, _| unsafe { function(self.handle, buffer) })
         })
@@ -578,7 +578,7 @@ impl Device<'_> {
         })
     }
 
-    /// Compute processes: process id and bytes of memory, where NVML says.
+    /// Compute processes: process id and bytes of memory, where NVML reports them.
     pub(super) fn compute_processes(&self) -> ProcessList {
         self.processes([
             "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -595,7 +595,7 @@ impl Device<'_> {
         ])
     }
 
-    /// Asks the newest function of the three that the driver has: R510 and newer, R470, before.
+    /// Calls the newest function of the three that the driver has: R510 and newer, R470, before.
     fn processes(&self, [newest, older, oldest]: [&'static str; 3]) -> ProcessList {
         let is_missing = |list: &ProcessList| matches!(list, Err(it) if it.is_missing_function());
         let mut list = self.processes_by::<nvmlProcessInfo_v2_st>(newest);
@@ -621,8 +621,7 @@ impl Device<'_> {
             for _ in 0..3 {
                 let mut infos = vec![T::EMPTY; capacity as usize];
                 let mut count = capacity;
-                // SAFETY: the handle is NVML's own, and the buffer holds as many entries as `count`
-                // says.
+                // SAFETY: the handle is NVML's own, and the buffer holds `count` entries.
                 let status = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
                 if status == ERROR_INSUFFICIENT_SIZE {
                     capacity = count.saturating_add(64).min(1 << 16);
@@ -636,7 +635,7 @@ impl Device<'_> {
         })
     }
 
-    /// Values of fields, each with the scope (an NVLink's number, mostly) in which it is asked for.
+    /// Values of fields, each with the scope (an NVLink's number, mostly) in which it is requested.
     pub(super) fn field_values(&self, fields: &[(u32, u32)]) -> Called<Vec<FieldValue>> {
         self.calls.make("nvmlDeviceGetFieldValues", || {
             let function = symbol(&self.nvml.functions.nvmlDeviceGetFieldValues)?;
@@ -645,7 +644,7 @@ impl Device<'_> {
             let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
             values.push(BEHIND_THE_LAST);
             // SAFETY: the handle is NVML's own, and `values` holds `count` entries and the one
-            // behind them.
+            // after them.
             checked(unsafe { function(self.handle, count, values.as_mut_ptr()) })?;
             values.truncate(fields.len());
             Ok(values.iter().map(field_value).collect())
@@ -706,7 +705,7 @@ impl Device<'_> {
     }
 }
 
-/// Process ids, and bytes of memory where NVML says.
+/// Process ids, and bytes of memory where NVML reports them.
 pub(super) type ProcessList = Called<Vec<(u32, Option<u64>)>>;
 
 /// An entry of a process list, in one of the struct's versions.
@@ -761,8 +760,8 @@ fn asked_field((field, scope): (u32, u32)) -> nvmlFieldValue_st {
     }
 }
 
-/// NVML looks at the entry behind the last one, too, and answers it unless it has failed already:
-/// into memory that is not its own, which took the process down on four H100s.
+/// NVML reads the entry after the last one, too, and answers it unless it has failed already: into
+/// memory that is not its own, which took the process down on four H100s.
 // Source: seen with libnvidia-ml 580.159.04, every allocation of the process before a guard page;
 // in its code, the loop over fields of NVLinks ends one entry late.
 const BEHIND_THE_LAST: nvmlFieldValue_st = nvmlFieldValue_st {
@@ -784,10 +783,9 @@ fn field_value(value: &nvmlFieldValue_st) -> FieldValue {
 
 fn number_of(value: &nvmlFieldValue_st) -> Result<u64, CallFailure> {
     checked(value.nvmlReturn)?;
-    // Source of the numbers: nvml.h, nvmlValueType_t. A signed or floating value is not asked for
-    // by any caller, and a negative one would be nonsense in all fields that are.
-    // SAFETY: every member of the union is plain data, and NVML says in `valueType` which one it
-    // wrote.
+    // Source of the numbers: nvml.h, nvmlValueType_t. A signed or floating value is not requested
+    // by any caller, and a negative one would be nonsense in all fields that are. SAFETY: every
+    // member of the union is plain data, and NVML names in `valueType` which one it wrote.
     let number = unsafe {
         match value.valueType {
             1 => u64::from(value.value.uiVal),
@@ -828,10 +826,10 @@ fn checked(status: nvmlReturn_t) -> Result<(), CallFailure> {
     }
 }
 
-/// Reads a string into a buffer larger than any that nvml.h asks for.
+/// Reads a string into a buffer larger than any that nvml.h requires.
 fn text(fill: impl FnOnce(*mut c_char, c_uint) -> nvmlReturn_t) -> Result<String, CallFailure> {
     let mut buffer = [0u8; 256];
-    // NVML is told one byte less, so that the last one stays NUL whatever it writes.
+    // NVML gets the size less one byte, so that the last one stays NUL in any case.
     checked(fill(buffer.as_mut_ptr().cast(), 255))?;
     let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(0);
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())

@@ -1,9 +1,9 @@
-//! NVML, asked by a child process that may hang or crash.
+//! NVML, queried by a child process that may hang or crash.
 //!
-//! The worker announces each call before it makes it and tells each reading as soon as it has it.
-//! When a call does not return in time, or the worker dies in it, the parent keeps what was told,
-//! leaves that call out and starts the worker again for the rest. A worker asks one GPU after
-//! another, so that it is certain which call is to blame.
+//! The worker announces each call before it makes it and reports each reading as soon as it has it.
+//! When a call does not return in time, or the worker dies in it, the parent keeps the reported
+//! readings, leaves that call out and starts the worker again for the rest. A worker queries one
+//! GPU after another, so that it is certain which call is to blame.
 
 mod calls;
 mod collected;
@@ -35,7 +35,8 @@ pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, ProbeOptions};
 use crate::interrupt::Interrupt;
-use crate::worker::process::{ProcessEnd, WorkerEvent, WorkerProcess, worker_program};
+use crate::worker::listener::{Conversation, ConversationEnd, Heard, OnInterrupt, converse};
+use crate::worker::process::{ProcessEnd, WorkerProcess, worker_program};
 use validator_core::facts::GpuFacts;
 
 /// A driver that makes so many calls hang or crash will not say much more of use.
@@ -43,10 +44,10 @@ const ATTEMPTS_MAXIMUM: usize = 12;
 /// After one function hung or crashed on so many GPUs, it is not called for the others: each would
 /// cost a deadline.
 const GPUS_WITH_THE_SAME_BAD_CALL_MAXIMUM: usize = 2;
-/// After so many of its calls hung or crashed, nothing more is asked about a GPU.
+/// After so many of its calls hung or crashed, a GPU is not queried any more.
 const BAD_CALLS_OF_A_GPU_MAXIMUM: usize = 2;
 
-/// A call that was announced and has told nothing yet.
+/// A call that was announced and has returned nothing yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CallInFlight {
     gpu: Option<u32>,
@@ -72,8 +73,8 @@ enum AttemptEnd {
     NotStarted(String),
 }
 
-/// Asks NVML for a part of what the facts hold. Takes no longer than [`Deadlines::nvml`]. `on_gpu`
-/// gets what was told of a GPU when that is everything that work on it would change.
+/// Queries NVML for a part of the facts. Takes no longer than [`Deadlines::nvml`]. `on_gpu` gets
+/// the readings of a GPU once they include everything that work on it would change.
 pub(crate) fn probe(
     options: &ProbeOptions,
     interrupt: &Interrupt,
@@ -128,7 +129,7 @@ pub(crate) fn probe(
     collected.into_outcome()
 }
 
-/// Notes that a call must not be made again. False when nothing is left to be asked without it.
+/// Notes that a call must not be made again. False when nothing is left to be queried without it.
 fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) -> bool {
     collected.trouble.push(format!("{call} {what_it_did}"));
     let Some(gpu) = call.gpu else {
@@ -173,57 +174,76 @@ fn run_worker(
             return AttemptEnd::NotStarted(format!("cannot start {}: {error}", program.display()));
         }
     };
-    let mut in_flight: Option<(CallInFlight, Instant)> = None;
-    loop {
-        let deadline = in_flight.as_ref().map_or(overall, |(call, since)| {
-            (*since + limit(call, &options.deadlines)).min(overall)
-        });
-        match worker.next_event(deadline, interrupt) {
-            WorkerEvent::Line(line) => {
-                let Ok(message) = serde_json::from_str::<Message>(&line) else {
-                    collected.note_nonsense(&line);
-                    continue;
-                };
-                if message == (Message::Done {}) {
-                    // Everything is told; a library that crashes in its exit handlers takes nothing
-                    // with it.
-                    worker.leave();
-                    return AttemptEnd::Finished;
-                }
-                follow(&message, &mut in_flight, worker.now());
-                let at_rest = match &message {
-                    Message::GpuAtRest { index } => Some(*index),
-                    _ => None,
-                };
-                collected.take(message);
-                if let Some(gpu) = at_rest.and_then(|index| collected.told_of(index)) {
-                    on_gpu(&gpu);
-                }
+    let mut conversation = NvmlConversation {
+        collected,
+        on_gpu,
+        in_flight: None,
+        deadlines: &options.deadlines,
+        overall,
+    };
+    let end = converse(&mut worker, OnInterrupt::Kill, interrupt, &mut conversation);
+    let in_flight = conversation.in_flight.map(|(call, _)| call);
+    match end {
+        ConversationEnd::Complete => {
+            // A library that crashes in its exit handlers takes nothing with it.
+            worker.leave();
+            AttemptEnd::Finished
+        }
+        ConversationEnd::Interrupted | ConversationEnd::Dismissed => AttemptEnd::Interrupted,
+        ConversationEnd::TimedOut { is_stuck, .. } => {
+            if is_stuck {
+                collected.trouble.push(format!(
+                    "process {} cannot be killed: a driver call is in uninterruptible sleep",
+                    worker.pid()
+                ));
             }
-            WorkerEvent::Interrupted => {
-                worker.kill();
-                return AttemptEnd::Interrupted;
-            }
-            WorkerEvent::TimedOut => {
-                if worker.kill() == ProcessEnd::Stuck {
-                    collected.trouble.push(format!(
-                        "process {} cannot be killed: a driver call is in uninterruptible sleep",
-                        worker.pid()
-                    ));
+            match in_flight {
+                Some(call) if worker.now() < overall => {
+                    let limit = limit(&call, &options.deadlines);
+                    AttemptEnd::Hung(call, limit)
                 }
-                return match in_flight {
-                    Some((call, _)) if worker.now() < overall => {
-                        let limit = limit(&call, &options.deadlines);
-                        AttemptEnd::Hung(call, limit)
-                    }
-                    _ => AttemptEnd::OutOfTime,
-                };
-            }
-            WorkerEvent::Closed => {
-                let end = worker.finish(Duration::from_secs(1));
-                return AttemptEnd::Died(in_flight.map(|(call, _)| call), describe(&worker, &end));
+                _ => AttemptEnd::OutOfTime,
             }
         }
+        ConversationEnd::Closed(end) => AttemptEnd::Died(in_flight, describe(&worker, &end)),
+    }
+}
+
+/// What the process that reads NVML has reported, and the call that it is in.
+struct NvmlConversation<'n> {
+    collected: &'n mut Collected,
+    on_gpu: &'n dyn Fn(&GpuFacts),
+    in_flight: Option<(CallInFlight, Instant)>,
+    deadlines: &'n Deadlines,
+    overall: Instant,
+}
+
+impl Conversation for NvmlConversation<'_> {
+    fn deadline(&mut self, _now: Instant) -> Instant {
+        let of_call = |(call, since): &(CallInFlight, Instant)| {
+            (*since + limit(call, self.deadlines)).min(self.overall)
+        };
+        self.in_flight.as_ref().map_or(self.overall, of_call)
+    }
+
+    fn hear(&mut self, line: &str, now: Instant) -> Heard {
+        let Ok(message) = serde_json::from_str::<Message>(line) else {
+            self.collected.note_nonsense(line);
+            return Heard::Part;
+        };
+        if message == (Message::Done {}) {
+            return Heard::Everything;
+        }
+        follow(&message, &mut self.in_flight, now);
+        let at_rest = match &message {
+            Message::GpuAtRest { index } => Some(*index),
+            _ => None,
+        };
+        self.collected.take(message);
+        if let Some(gpu) = at_rest.and_then(|index| self.collected.told_of(index)) {
+            (self.on_gpu)(&gpu);
+        }
+        Heard::Part
     }
 }
 
@@ -252,7 +272,7 @@ fn limit(call: &CallInFlight, deadlines: &Deadlines) -> Duration {
     }
 }
 
-/// The worker is in the call that it announced last until it tells something.
+/// The worker is in the call that it announced last until it reports something.
 fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>, now: Instant) {
     match message {
         Message::Call { gpu, function } => {
@@ -262,7 +282,7 @@ fn follow(message: &Message, in_flight: &mut Option<(CallInFlight, Instant)>, no
             };
             *in_flight = Some((call, now));
         }
-        // The GPU's loss is told from inside a field that may go on to make calls; they are
+        // The GPU's loss is reported from inside a field that may go on to make calls; they are
         // announced.
         Message::Nvml { .. }
         | Message::Gpu { .. }

@@ -1,4 +1,4 @@
-//! What a worker that works one GPU asks NVML itself.
+//! NVML queries of a worker that works one GPU.
 
 use std::ffi::OsStr;
 

@@ -1,4 +1,4 @@
-//! What the NVML worker says on stdout: one JSON value a line.
+//! Messages of the NVML worker on stdout: one JSON value a line.
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -20,15 +20,15 @@ pub(super) enum Message {
         field: String,
         value: Value,
     },
-    /// NVML gave no handle for this GPU, so that nothing about it can be asked.
+    /// NVML gave no handle for this GPU, so that it cannot be queried.
     Unopened { index: u32, reason: String },
-    /// Everything about this GPU was asked that work on it would change.
+    /// Everything about this GPU was queried that work on it would change.
     GpuAtRest { index: u32 },
-    /// Everything about this GPU was asked.
+    /// Everything about this GPU was queried.
     GpuDone { index: u32 },
     /// The library is a simulated one, in this scenario.
     Simulated { scenario: String },
-    /// Everything was asked.
+    /// Everything was queried.
     Done {},
 }
 
@@ -79,7 +79,7 @@ impl Output {
         }
     }
 
-    /// Says nothing of the calls that are made.
+    /// Does not announce calls.
     pub(super) fn quiet() -> Self {
         Self {
             quiet: true,
@@ -118,8 +118,8 @@ impl Output {
         }
     }
 
-    /// Writes one line at once. When the parent is gone there is nobody to tell, and the worker
-    /// dies with it.
+    /// Writes one line at once. When the parent is gone there is no reader, and the worker dies
+    /// with it.
     pub(super) fn send(&self, message: &Message) {
         let Ok(mut line) = serde_json::to_vec(message) else {
             return;

@@ -43,8 +43,7 @@ pub(crate) enum SensorMessage {
         at_s: f64,
         sample: SensorSample,
     },
-    /// Those that came since the last such message; the first, without any, says that they are
-    /// listened to.
+    /// Those that came since the last such message; the first, without any, announces the listener.
     Xids {
         uuid: String,
         xids: Reading<Vec<u32>>,
@@ -75,9 +74,9 @@ pub(crate) enum SensorMessage {
 /// Samples the GPUs with these UUIDs until SIGTERM, then reads their counters again.
 pub(crate) fn run_worker(uuids: &[String]) {
     if let Err(trouble) = watch(uuids) {
-        tell(&SensorMessage::Trouble(trouble));
+        report(&SensorMessage::Trouble(trouble));
     }
-    tell(&SensorMessage::Done {});
+    report(&SensorMessage::Done {});
 }
 
 fn watch(uuids: &[String]) -> Result<(), String> {
@@ -117,7 +116,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
         .map(|(uuid, device)| XidListener::start(uuid, device, driver))
         .collect();
     for (uuid, reader) in &readers {
-        tell(&SensorMessage::Before {
+        report(&SensorMessage::Before {
             uuid: (*uuid).clone(),
             power_limit_mw: reader.power_limit_mw(),
             counters: Box::new(reader.counters()),
@@ -125,7 +124,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
     }
     sample_until(&stop, &readers, &mut xids);
     for (uuid, reader) in &readers {
-        tell(&SensorMessage::After {
+        report(&SensorMessage::After {
             uuid: (*uuid).clone(),
             counters: Box::new(reader.counters()),
         });
@@ -141,7 +140,7 @@ fn sample_until(
     for look in 0_u64.. {
         // Before it is left, too: what came last counts.
         for listener in &mut *xids {
-            listener.tell_new();
+            listener.report_new();
         }
         if stop.load(Ordering::Relaxed) {
             return;
@@ -149,7 +148,7 @@ fn sample_until(
         let next = Instant::now() + PERIOD;
         for (uuid, reader) in readers {
             let sample = reader.sample();
-            tell(&SensorMessage::Sample {
+            report(&SensorMessage::Sample {
                 uuid: (*uuid).clone(),
                 at_s: clock::now_s(),
                 sample,
@@ -172,7 +171,7 @@ fn tell_processes(uuid: &str, reader: &GpuReader<'_>) {
     let at_s = clock::now_s();
     let processes = reader.processes_beside_a_worker();
     if !processes.is_empty() {
-        tell(&SensorMessage::Processes {
+        report(&SensorMessage::Processes {
             uuid: uuid.to_owned(),
             at_s,
             processes,
@@ -195,7 +194,7 @@ fn is_working(sample: &SensorSample) -> bool {
 fn tell_pcie(uuid: &str, reader: &GpuReader<'_>) {
     let at_s = clock::now_s();
     if let Some((generation, width)) = reader.current_pcie_link() {
-        tell(&SensorMessage::Pcie {
+        report(&SensorMessage::Pcie {
             uuid: uuid.to_owned(),
             at_s,
             generation,
@@ -204,10 +203,10 @@ fn tell_pcie(uuid: &str, reader: &GpuReader<'_>) {
     }
 }
 
-/// Listens for the Xids of one GPU, and tells them.
+/// Listens for the Xids of one GPU, and reports them.
 struct XidListener<'a> {
     uuid: &'a str,
-    /// Nothing more where NVML does not tell.
+    /// Nothing more where NVML has no events.
     events: Option<XidEvents<'a>>,
     driver: DriverNumber,
 }
@@ -223,14 +222,14 @@ impl<'a> XidListener<'a> {
         match events {
             Ok(events) => {
                 listener.events = Some(events);
-                listener.tell(Reading::Value(Vec::new()));
+                listener.report(Reading::Value(Vec::new()));
             }
-            Err(failure) => listener.tell(failure.reading(driver.branch)),
+            Err(failure) => listener.report(failure.reading(driver.branch)),
         }
         listener
     }
 
-    fn tell_new(&mut self) {
+    fn report_new(&mut self) {
         let mut new = Vec::new();
         while let Some(events) = &self.events
             && new.len() < XIDS_A_LOOK_MAXIMUM
@@ -239,26 +238,26 @@ impl<'a> XidListener<'a> {
                 Ok(Some(xid)) => new.push(xid),
                 Ok(None) => break,
                 Err(failure) => {
-                    self.tell(failure.reading(self.driver.branch));
+                    self.report(failure.reading(self.driver.branch));
                     self.events = None;
                 }
             }
         }
         if !new.is_empty() {
-            self.tell(Reading::Value(new));
+            self.report(Reading::Value(new));
         }
     }
 
-    fn tell(&self, xids: Reading<Vec<u32>>) {
-        tell(&SensorMessage::Xids {
+    fn report(&self, xids: Reading<Vec<u32>>) {
+        report(&SensorMessage::Xids {
             uuid: self.uuid.to_owned(),
             xids,
         });
     }
 }
 
-/// When the parent is gone there is nobody to tell, and the worker dies with it.
-fn tell(message: &SensorMessage) {
+/// When the parent is gone there is no reader, and the worker dies with it.
+fn report(message: &SensorMessage) {
     let Ok(mut line) = serde_json::to_vec(message) else {
         return;
     };

@@ -9,7 +9,7 @@ use super::*;
 use crate::driver_libraries;
 use validator_core::facts::{Facts, Reading};
 
-/// What a worker for two GPUs tells first.
+/// The first reports of a worker for two GPUs.
 const START: &str = r#"
 say() { printf '%s\n' "$1"; }
 say '{"nvml":{"field":"initialized","value":{"value":true}}}'
@@ -234,8 +234,8 @@ fn a_missing_program_is_said() {
     );
 }
 
-/// What is told of a GPU at rest gets it ready for work, once; a worker that starts again must not
-/// take that work for somebody else's.
+/// The readings of an idle GPU start its worker, once; a worker that starts again must not take
+/// that work for a foreign process's.
 #[test]
 fn a_gpu_that_may_be_at_work_is_not_read_at_rest_again() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -292,7 +292,7 @@ fn what_is_asked_later_reaches_its_own_gpu() {
     asked(Part::Inforom, lost).add_inforom_to(&mut facts);
     assert_eq!(facts.gpus[0].lost, None);
     assert_eq!(facts.gpus[1].lost.as_deref(), Some("lost"));
-    // A call that hangs then is told of its GPU and of NVML, as at any other time.
+    // A call that hangs then is reported for its GPU and for NVML, as at any other time.
     asked(Part::Inforom, &script("GPU-b", "GPU-a")).add_inforom_to(&mut facts);
     assert_eq!(facts.gpus[0].calls_hung, ["nvmlDeviceValidateInforom"]);
     let trouble = facts.nvml.probe_trouble.join("; ");
@@ -302,7 +302,7 @@ fn what_is_asked_later_reaches_its_own_gpu() {
     );
 }
 
-/// What the loader itself says is what the search for libraries goes by.
+/// The search for libraries follows the loader's own list.
 #[test]
 fn the_loaders_own_words_are_understood() {
     let folder = tempfile::tempdir().expect("a folder");

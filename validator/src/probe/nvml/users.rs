@@ -84,7 +84,7 @@ fn watch(uuids: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// The end of the process where nobody reads any more.
+/// The end of the process where there is no reader any more.
 fn send(message: &UsersMessage) {
     let Ok(mut line) = serde_json::to_vec(message) else {
         return;

@@ -97,10 +97,10 @@ struct Requests {
 }
 
 impl Requests {
-    fn listen() -> Arc<Self> {
+    fn listen() -> std::io::Result<Arc<Self>> {
         let requests = Arc::new(Self::default());
         let told = Arc::clone(&requests);
-        std::thread::spawn(move || {
+        crate::threads::spawn("to read requests", move || {
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
                 match line.trim() {
                     LOOK_CLOSELY => {
@@ -112,13 +112,13 @@ impl Requests {
                 }
             }
             told.is_over.store(true, Ordering::Relaxed);
-        });
-        requests
+        })?;
+        Ok(requests)
     }
 }
 
 fn watch(uuids: &[String]) -> Result<(), String> {
-    let requests = Requests::listen();
+    let requests = Requests::listen().map_err(|error| error.to_string())?;
     let output = Output::quiet();
     let open = |name: &str| NvmlLibrary::load(OsStr::new(name));
     let nvml = driver_libraries::load("libnvidia-ml.so.1", open)

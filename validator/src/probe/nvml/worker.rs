@@ -1,4 +1,4 @@
-//! `gpu-validator worker nvml`: asks NVML everything and says it as it goes.
+//! `gpu-validator worker nvml`: makes all NVML queries and reports each result at once.
 
 use std::ffi::OsStr;
 
@@ -9,7 +9,7 @@ use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;
 use validator_core::facts::Reading;
 
-/// Which readings of the GPUs are asked for.
+/// The requested readings of the GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     #[default]
@@ -19,7 +19,7 @@ pub(crate) enum Part {
     Inforom,
 }
 
-/// What is asked for, and what the parent knows from earlier attempts.
+/// The request, and what the parent knows from earlier attempts.
 pub(crate) struct NvmlWorker {
     pub(crate) part: Part,
     /// Calls that are not made again, see [`SkippedCall`].
@@ -117,8 +117,8 @@ fn load(output: &Output) -> Option<NvmlLibrary> {
     }
 }
 
-/// Whether NVML has a handle for this GPU, which `read` then gets. Without one nothing more is
-/// asked about it.
+/// Whether NVML has a handle for this GPU, which `read` then gets. Without one it is not queried
+/// any more.
 fn with_gpu(
     nvml: &NvmlLibrary,
     index: u32,

@@ -1,13 +1,13 @@
 //! The workers of one phase: started together, released together, followed to their ends.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::devices::device_to_use;
-use super::super::workload_process::{Follower, WorkloadProcess};
-use super::super::workloads::{RunFollower, start_worker};
+use super::super::workload_process::{Follower, RunFollower, WorkloadProcess, start_worker};
 use super::{Gpu, planned};
 use crate::interrupt::Interrupt;
 use crate::plan::{AllocationOptions, AllocationProgress, MemoryShare};
@@ -21,7 +21,8 @@ use validator_core::facts::{
 };
 use validator_core::worker_id::WorkerId;
 
-/// What the driver takes to start one worker, beside others: it makes contexts one after another.
+/// The driver's time to start one worker, in parallel with others: it makes contexts one after
+/// another.
 // Source: BENCHMARKS.md, "Eight GPUs": 0.05 to 0.25 s a context; twice that.
 const START_OF_A_WORKER: Duration = Duration::from_millis(500);
 const SIGKILL: i32 = 9;
@@ -66,6 +67,10 @@ impl<'t> Tester<'t> {
             number: 0,
             ordinals: BTreeMap::new(),
         }
+    }
+
+    pub(super) fn sysroot(&self) -> Option<&'t Path> {
+        self.probe.sysroot.as_deref()
     }
 
     /// So many workers on these GPUs, one GPU after another; none where there is no GPU.

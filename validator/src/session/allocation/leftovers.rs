@@ -1,8 +1,10 @@
 //! What the allocation test found before its first worker, and what is left after its last.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::host_state::{shared_memory, uvm_references};
 use super::view::View;
 use crate::process_stat;
 use validator_core::allocation::leftovers;
@@ -14,6 +16,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub(super) fn snapshot(
     view: &View,
     workers: &[AllocationWorker],
+    sysroot: Option<&Path>,
     since: Duration,
 ) -> Reading<AllocationSnapshot> {
     if let Some(trouble) = view.trouble() {
@@ -35,6 +38,8 @@ pub(super) fn snapshot(
         descriptors,
         zombies: processes.iter().copied().filter(is_zombie).collect(),
         processes,
+        shared_memory: shared_memory(sysroot),
+        uvm_references: uvm_references(sysroot),
     })
 }
 
@@ -42,13 +47,14 @@ pub(super) fn snapshot(
 pub(super) fn await_nothing_left(
     view: &View,
     workers: &[AllocationWorker],
+    sysroot: Option<&Path>,
     before: Option<&AllocationSnapshot>,
     limit: Duration,
 ) -> Reading<AllocationSnapshot> {
     let began = Instant::now();
     let pids: BTreeSet<u32> = workers.iter().filter_map(|it| it.pid).collect();
     loop {
-        let state = snapshot(view, workers, began.elapsed());
+        let state = snapshot(view, workers, sysroot, began.elapsed());
         let is_clean = match (&state, before) {
             (Reading::Value(after), Some(before)) => leftovers(before, after, &pids).is_empty(),
             _ => true,

@@ -6,6 +6,8 @@
 //! right takes no part in the later phases: it would only fail or hang again, for as long.
 
 mod crew;
+mod host_state;
+mod layouts;
 mod leftovers;
 mod view;
 
@@ -17,6 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::plan::{AllocationOptions, AllocationProgress, BurnOptions};
 use crate::probe::ProbeOptions;
 use crew::{Crew, Request, Tester};
+pub(crate) use layouts::test_layouts;
 use leftovers::{await_nothing_left, snapshot};
 use validator_core::facts::{
     ALLOCATION, AllocationFacts, AllocationPhase, AllocationPlan, AllocationWorker, ComputeMode,
@@ -86,6 +89,7 @@ pub(crate) fn test_allocation(
             view: View::start(probe, &uuids),
             seen,
             runs,
+            first_release: None,
             on_progress,
         };
         test.run(workers, &uuids, options.duration);
@@ -101,6 +105,7 @@ fn planned(id: WorkerId, phase: AllocationPhase) -> AllocationWorker {
         id,
         phase,
         pid: None,
+        released_s: None,
         killed: false,
     }
 }
@@ -113,10 +118,27 @@ fn gpus_to_test(
     options: &AllocationOptions,
     facts: &Facts,
 ) -> (Vec<Gpu>, Vec<(String, Reading<WorkerEnd>)>) {
+    let (mut gpus, mut refused) = usable_gpus(&options.gpus, options.share, facts);
+    // A second process would be refused, which is what the mode is for.
+    let is_exclusive = |uuid: &String| {
+        let mode = facts.gpu(uuid).and_then(|it| it.compute_mode.value());
+        mode == Some(&ComputeMode::ExclusiveProcess)
+    };
+    gpus.retain(|(uuid, _)| !is_exclusive(uuid));
+    refused.retain(|(uuid, _)| !is_exclusive(uuid));
+    (gpus, refused)
+}
+
+/// Of the chosen GPUs those that can be worked, and the others with the reason.
+fn usable_gpus(
+    chosen: &[String],
+    share: bool,
+    facts: &Facts,
+) -> (Vec<Gpu>, Vec<(String, Reading<WorkerEnd>)>) {
     let load = BurnOptions {
-        gpus: options.gpus.clone(),
-        share: options.share,
-        ..BurnOptions::lasting(options.duration)
+        gpus: chosen.to_vec(),
+        share,
+        ..BurnOptions::lasting(Duration::ZERO)
     };
     let no_cuda = cuda_does_not_work(facts);
     let (mut gpus, mut refused) = (Vec::new(), Vec::new());
@@ -124,10 +146,6 @@ fn gpus_to_test(
         let Some(uuid) = gpu.uuid.value().filter(|it| is_worked(it, &load)) else {
             continue;
         };
-        // A second process would be refused, which is what the mode is for.
-        if gpu.compute_mode.value() == Some(&ComputeMode::ExclusiveProcess) {
-            continue;
-        }
         let kernel = facts.load.cuda_kernel.get(uuid);
         match why_not_worked(gpu, &load, no_cuda.as_deref(), kernel) {
             Some(end) => refused.push((uuid.clone(), end)),
@@ -149,13 +167,16 @@ struct Test<'t> {
     view: View,
     seen: AllocationFacts,
     runs: Vec<WorkloadRun>,
+    /// When the first workers began.
+    first_release: Option<Instant>,
     on_progress: &'t mut dyn FnMut(&AllocationProgress),
 }
 
 impl Test<'_> {
     fn run(&mut self, workers: u32, uuids: &[String], duration: Duration) {
+        let sysroot = self.tester.sysroot();
         self.view.await_round(self.tester.interrupt);
-        self.seen.before = snapshot(&self.view, &self.seen.workers, Duration::ZERO);
+        self.seen.before = snapshot(&self.view, &self.seen.workers, sysroot, Duration::ZERO);
         let later = (duration / PARTS_OF_STEADY).clamp(LATER_PHASE.0, LATER_PHASE.1);
         let requests = self.tester.round_robin(workers, uuids);
         self.timed_phase(AllocationPhase::Steady, requests, duration);
@@ -175,7 +196,8 @@ impl Test<'_> {
             TIME_TO_RECOVER
         };
         let before = self.seen.before.value();
-        self.seen.after = await_nothing_left(&self.view, &self.seen.workers, before, limit);
+        self.seen.after =
+            await_nothing_left(&self.view, &self.seen.workers, sysroot, before, limit);
         let (listed, trouble) = self.view.finish();
         self.seen.listed = listed;
         self.seen.view_trouble = trouble;
@@ -222,6 +244,7 @@ impl Test<'_> {
             self.progress(crew);
         }
         crew.go();
+        self.first_release.get_or_insert_with(Instant::now);
     }
 
     fn progress(&mut self, crew: &Crew) {
@@ -231,7 +254,14 @@ impl Test<'_> {
     }
 
     fn take(&mut self, crew: Crew) {
-        let (workers, runs) = crew.join();
+        let since_go = crew.since_go();
+        let released = self
+            .first_release
+            .map(|it| it.elapsed().saturating_sub(since_go).as_secs_f64());
+        let (mut workers, runs) = crew.join();
+        for worker in workers.iter_mut().filter(|it| it.pid.is_some()) {
+            worker.released_s = released;
+        }
         self.seen.workers.extend(workers);
         self.runs.extend(runs);
     }

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::interrupt::Interrupt;
 use crate::probe::{ProbeOptions, UsersMessage};
-use crate::worker::process::{WorkerEvent, WorkerProcess, worker_program};
+use crate::worker::listener::{ConversationEnd, Heard, Order, follow};
+use crate::worker::process::{WorkerProcess, worker_program};
 use validator_core::facts::GpuUse;
 
-/// Poll interval for the end of the view, and for a round.
+/// Poll interval for a round.
 const POLL: Duration = Duration::from_millis(10);
 
 /// What was read so far.
@@ -54,7 +55,7 @@ impl View {
                 };
                 let mut seen = lock(&seen);
                 seen.trouble = seen.trouble.take().or(trouble);
-                // Whoever waits for a round waits for nothing.
+                // A wait for a round ends at once.
                 seen.rounds = u64::MAX;
             };
             std::thread::Builder::new().spawn(follow)
@@ -83,6 +84,11 @@ impl View {
         {
             std::thread::sleep(POLL);
         }
+    }
+
+    /// How often every GPU was read.
+    pub(super) fn rounds(&self) -> u64 {
+        lock(&self.seen).rounds
     }
 
     /// Why nothing more is read.
@@ -135,33 +141,29 @@ fn listen(
     is_over: &AtomicBool,
     silence: Duration,
 ) -> Option<String> {
+    let order = || {
+        if is_over.load(Ordering::Acquire) {
+            // It holds nothing that has to be freed.
+            Order::Kill
+        } else {
+            Order::Continue
+        }
+    };
+    let mut hear = |message| {
+        take(message, &mut lock(seen));
+        Heard::Part
+    };
     let deaf = Interrupt::default();
-    let mut deadline = worker.now() + silence;
-    while !is_over.load(Ordering::Acquire) {
-        match worker.next_event(deadline.min(worker.now() + POLL), &deaf) {
-            WorkerEvent::Line(line) => {
-                deadline = worker.now() + silence;
-                let Ok(message) = serde_json::from_str(&line) else {
-                    continue;
-                };
-                take(message, &mut lock(seen));
-            }
-            WorkerEvent::TimedOut if worker.now() < deadline => {}
-            WorkerEvent::TimedOut | WorkerEvent::Interrupted => {
-                worker.kill();
-                return Some(format!(
-                    "NVML did not return within {} s",
-                    silence.as_secs_f64()
-                ));
-            }
-            WorkerEvent::Closed => {
-                return Some("the process that reads NVML has ended".to_owned());
-            }
+    match follow(&mut worker, silence, &deaf, &order, &mut hear) {
+        ConversationEnd::Dismissed => None,
+        ConversationEnd::Closed(_) => Some("the process that reads NVML has ended".to_owned()),
+        ConversationEnd::TimedOut { .. }
+        | ConversationEnd::Complete
+        | ConversationEnd::Interrupted => {
+            let seconds = silence.as_secs_f64();
+            Some(format!("NVML did not return within {seconds} s"))
         }
     }
-    // It holds nothing that has to be freed.
-    worker.kill();
-    None
 }
 
 fn take(message: UsersMessage, seen: &mut Seen) {

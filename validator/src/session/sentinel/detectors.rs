@@ -34,7 +34,9 @@ pub(super) fn start(root: &Path, events: &Sender<Event>, interrupt: &Interrupt) 
     match watch_opens(&folder) {
         Ok(watch) => {
             let (events, interrupt) = (events.clone(), interrupt.clone());
-            std::thread::spawn(move || follow_opens(&watch, &folder, &events, &interrupt));
+            let follow = move || follow_opens(&watch, &folder, &events, &interrupt);
+            let started = crate::threads::spawn("to watch nvidia-uvm", follow);
+            notes.extend(started.err().map(|error| error.to_string()));
         }
         Err(error) => notes.push(format!(
             "{} cannot be watched ({error}): newcomers are seen by the reference count and by NVML",
@@ -49,7 +51,9 @@ pub(super) fn start(root: &Path, events: &Sender<Event>, interrupt: &Interrupt) 
         ));
     }
     let (events, interrupt) = (events.clone(), interrupt.clone());
-    std::thread::spawn(move || follow_references(&path, &events, &interrupt));
+    let follow = move || follow_references(&path, &events, &interrupt);
+    let started = crate::threads::spawn("to read the reference count", follow);
+    notes.extend(started.err().map(|error| error.to_string()));
     notes
 }
 

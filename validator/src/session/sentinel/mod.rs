@@ -41,12 +41,12 @@ const TICK: Duration = Duration::from_millis(20);
 const REQUESTS_POLL: Duration = Duration::from_millis(50);
 /// Interval between two looks at requests, schedulers and MPS.
 const SECOND: Duration = Duration::from_secs(1);
-/// A memory reading that waited for longer in the channel says nothing of this moment.
+/// A memory reading that waited for longer in the channel is out of date.
 const READING_AGE_MAXIMUM_S: f64 = 0.2;
 /// Time for the workers to end when the sentinel ends; SIGKILL after that.
 const TIME_TO_END: Duration = Duration::from_millis(800);
 
-/// What is asked of a sentinel.
+/// The request to a sentinel.
 pub(crate) struct SentinelOptions {
     pub(crate) settings: Settings,
     pub(crate) task: Task,
@@ -116,8 +116,8 @@ pub(crate) fn watch(
         uuids.clone(),
         events.clone(),
         detectors.clone(),
-    );
-    withholding::follow_scheduler(&options.probe, &events, &detectors);
+    )?;
+    withholding::follow_scheduler(&options.probe, &events, &detectors)?;
     let mps_folder = tempfile::Builder::new()
         .prefix("gpu-validator-no-mps.")
         .tempdir()?;

@@ -4,12 +4,13 @@ use std::io::Write as _;
 use std::process::ChildStdin;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Event;
 use crate::interrupt::Interrupt;
 use crate::probe::{ProbeOptions, WatchMessage};
-use crate::worker::process::{WorkerEvent, WorkerProcess, worker_program};
+use crate::worker::listener::{ConversationEnd, Heard, Order, follow};
+use crate::worker::process::{WorkerProcess, worker_program};
 
 /// A process that is silent for so long hangs in NVML.
 const SILENCE_MAXIMUM: Duration = Duration::from_secs(10);
@@ -40,11 +41,11 @@ pub(super) fn start(
     uuids: Vec<String>,
     events: Sender<Event>,
     interrupt: Interrupt,
-) -> NvmlRequests {
+) -> std::io::Result<NvmlRequests> {
     let requests = NvmlRequests::default();
     let own = requests.clone();
     let program = worker_program(probe.worker_program.as_ref());
-    std::thread::spawn(move || {
+    let keep_running = move || {
         let mut arguments: Vec<std::ffi::OsString> = vec!["worker".into(), "watch".into()];
         for uuid in &uuids {
             arguments.extend(["--gpu".into(), uuid.into()]);
@@ -53,7 +54,7 @@ pub(super) fn start(
             let reason = match WorkerProcess::start_with_input(&program, &arguments, &[]) {
                 Ok((process, input)) => {
                     own.set(input);
-                    let reason = follow(process, &events, &interrupt);
+                    let reason = follow_process(process, &events, &interrupt);
                     own.set(None);
                     reason
                 }
@@ -64,44 +65,48 @@ pub(super) fn start(
             }
             std::thread::sleep(RESTART);
         }
-    });
-    requests
+    };
+    crate::threads::spawn("to read NVML", keep_running)?;
+    Ok(requests)
 }
 
 /// Passes its messages on until it ends or is silent; returns the reason.
-fn follow(mut process: WorkerProcess, events: &Sender<Event>, interrupt: &Interrupt) -> String {
+fn follow_process(
+    mut process: WorkerProcess,
+    events: &Sender<Event>,
+    interrupt: &Interrupt,
+) -> String {
     let mut trouble = None;
-    let mut deadline = process.now() + SILENCE_MAXIMUM;
-    loop {
-        match process.next_event(deadline, interrupt) {
-            WorkerEvent::Line(line) => {
-                deadline = process.now() + SILENCE_MAXIMUM;
-                match serde_json::from_str(&line) {
-                    Ok(WatchMessage::Trouble(reason)) => trouble = Some(reason),
-                    Ok(message) => {
-                        let sent = events.send(Event::Nvml(message));
-                        if sent.is_err() {
-                            return String::new();
-                        }
-                    }
-                    // A library may print on stdout.
-                    Err(_) => {}
-                }
+    let mut pass_on = |message| {
+        let sent = match message {
+            WatchMessage::Trouble(reason) => {
+                trouble = Some(reason);
+                Ok(())
             }
-            WorkerEvent::Interrupted => return "the sentinel ends".to_owned(),
-            WorkerEvent::TimedOut => {
-                process.kill();
-                let seconds = SILENCE_MAXIMUM.as_secs();
-                return format!("NVML did not return within {seconds} s");
-            }
-            WorkerEvent::Closed => {
-                let end = process.finish(Duration::from_secs(2));
-                let ended = || format!("the process that reads NVML ended: {end:?}");
-                return trouble.unwrap_or_else(ended);
-            }
+            message => events.send(Event::Nvml(message)),
+        };
+        // Without a receiver the sentinel has ended.
+        sent.map_or(Heard::Everything, |()| Heard::Part)
+    };
+    let order = || Order::Continue;
+    let end = follow(
+        &mut process,
+        SILENCE_MAXIMUM,
+        interrupt,
+        &order,
+        &mut pass_on,
+    );
+    match end {
+        ConversationEnd::Complete | ConversationEnd::Interrupted | ConversationEnd::Dismissed => {
+            "the sentinel ends".to_owned()
         }
-        if Instant::now() < deadline && interrupt.signal().is_some() {
-            return "the sentinel ends".to_owned();
+        ConversationEnd::TimedOut { .. } => {
+            let seconds = SILENCE_MAXIMUM.as_secs();
+            format!("NVML did not return within {seconds} s")
+        }
+        ConversationEnd::Closed(end) => {
+            let ended = || format!("the process that reads NVML ended: {end:?}");
+            trouble.unwrap_or_else(ended)
         }
     }
 }

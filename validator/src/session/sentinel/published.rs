@@ -79,7 +79,7 @@ impl Published {
         let next = self.status.gpus.len();
         let at = *self.positions.entry(uuid.to_owned()).or_insert(next);
         if at == next {
-            // NVML was asked for the watched GPUs alone; one more does no harm.
+            // NVML was queried for the watched GPUs alone; one more does no harm.
             self.status.gpus.push(GpuStatus {
                 uuid: uuid.to_owned(),
                 ..GpuStatus::default()

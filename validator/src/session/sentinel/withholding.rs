@@ -78,9 +78,9 @@ pub(super) fn follow_scheduler(
     probe: &ProbeOptions,
     events: &Sender<Event>,
     interrupt: &Interrupt,
-) {
+) -> std::io::Result<()> {
     let (probe, events, interrupt) = (probe.clone(), events.clone(), interrupt.clone());
-    std::thread::spawn(move || {
+    let follow = move || {
         let mut was_present = false;
         while interrupt.signal().is_none() {
             let assigned = crate::probe::kubernetes::assigned_devices(&probe, &interrupt);
@@ -97,7 +97,8 @@ pub(super) fn follow_scheduler(
             }
             std::thread::sleep(SCHEDULER_POLL);
         }
-    });
+    };
+    crate::threads::spawn("to read the kubelet", follow).map(|_| ())
 }
 
 /// The owner of a GPU, by device ids: UUIDs, with `::N` for a replica. An id of another form may be

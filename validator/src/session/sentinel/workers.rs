@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use super::super::devices::own_node;
-use super::super::workload_process::{Follower, Start, WorkloadProcess};
+use super::super::workload_process::{Follower, Start, WorkloadProcess, workload_terms};
 use super::{Event, SentinelOptions};
 use crate::interrupt::Interrupt;
 use crate::process_stat;
@@ -61,7 +61,7 @@ pub(super) fn start(
         program: worker_program(options.probe.worker_program.as_ref()),
         arguments,
         environment,
-        deadlines: options.probe.deadlines,
+        terms: workload_terms(&options.probe.deadlines),
     };
     let follower = WorkerFollower {
         uuid: uuid.to_owned(),
@@ -135,7 +135,7 @@ fn is_stuck(pid: u32) -> bool {
     process_stat::field::<char>(pid, 3).is_some_and(|it| it == 'D')
 }
 
-/// What the end of a worker says of its GPU.
+/// The evidence about a GPU from the end of its worker.
 fn outcome_of(reported: &Reported, has_worked: bool) -> WorkerOutcome {
     let run = reported.fields.get(RUN).cloned();
     let run = run.and_then(|it| serde_json::from_value::<WorkloadRun>(it).ok());

@@ -74,7 +74,7 @@ impl Workload for AllocationTask {
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &Reporter,
+        reporter: &'g Reporter,
         run: &mut WorkloadRun,
     ) -> Result<PreparedAllocation<'g>, WorkerEnd> {
         let [gpu] = gpus else {

@@ -5,17 +5,21 @@
 
 mod expected;
 
-use expected::{CHECK_KERNEL_BLOCK_THREADS, check_kernel_expected};
-use validator_core::facts::{KernelRun, ValueMismatch, WorkerEnd};
+use std::ffi::CStr;
 
-use super::contention::busy_if_others_came;
-use super::start::{FIRST_USE_OF_CONTEXT, device_with, exited, retry_with_all_nodes};
-use crate::cuda::{Context, Device, c_text};
-use crate::worker::device_isolation::Attempt;
+use expected::{CHECK_KERNEL_BLOCK_THREADS, check_kernel_expected};
+use serde::{Deserialize, Serialize};
+use validator_core::facts::{KernelRun, ValueMismatch, WorkerEnd, WorkloadRun};
+
+use super::start::{FIRST_USE_OF_CONTEXT, exited};
+use super::{Prepared, Step, WorkerGpu, Workload};
+use crate::cuda::{Argument, CudaResult, DeviceMemory, LaunchShape, Module, c_text};
+use crate::plan::MemoryShare;
+use crate::threads::spawn_scoped;
 use crate::worker::protocol::Reporter;
 
 const PTX: &str = include_str!("check.ptx");
-const KERNEL: &str = "gpu_validator_check";
+const KERNEL: &CStr = c"gpu_validator_check";
 /// Blocks for each SM: with 256 threads each, eight fill an SM, so that every SM gets work even if
 /// others are quicker.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
@@ -23,53 +27,118 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
 /// nothing.
 const POISON: u32 = 0xdead_beef;
 const EXAMPLES_MAXIMUM: usize = 8;
-/// `gpu-validator worker cuda-kernel --gpu UUID`. If it `is_alone` it can open no other GPU's
-/// device node.
-pub(crate) fn run_worker(uuid: &str, is_alone: bool) -> Attempt {
-    let reporter = Reporter::new();
-    let device = match (device_with(uuid, &reporter), is_alone) {
-        (Err(end), true) => return retry_with_all_nodes(end),
-        (device, _) => device,
-    };
-    let run = device.and_then(|device| compute_and_compare(&device, &reporter));
-    let run = run.map_err(|end| busy_if_others_came(end, false, uuid, &reporter));
-    reporter.field("run", &run.unwrap_or_else(KernelRun::without_result));
-    reporter.done();
-    Attempt::Completed
+const WORD_BYTES: u64 = 4;
+
+/// Name of the detail that holds the [`KernelRun`].
+pub(crate) const DETAIL: &str = "check";
+
+/// The check kernel as an assignment has it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CheckTask {}
+
+impl Workload for CheckTask {
+    type Prepared<'g> = PreparedCheck<'g>;
+
+    fn prepare<'g>(
+        &self,
+        gpus: &'g [WorkerGpu],
+        _budget: MemoryShare,
+        reporter: &'g Reporter,
+        run: &mut WorkloadRun,
+    ) -> Result<PreparedCheck<'g>, WorkerEnd> {
+        let [gpu] = gpus else {
+            let count = gpus.len();
+            return Err(exited(format!(
+                "the worker has {count} GPUs instead of one"
+            )));
+        };
+        let prepared = PreparedCheck::on(gpu, reporter)?;
+        run.memory.used_bytes = prepared.words.bytes();
+        Ok(prepared)
+    }
 }
 
-fn compute_and_compare(device: &Device<'_>, reporter: &Reporter) -> Result<KernelRun, WorkerEnd> {
-    reporter.step("cuDevicePrimaryCtxRetain");
-    let context = device.context()?;
-    check(device, &context, reporter)
+/// Runs the kernel once in a worker that has started for something else.
+pub(crate) fn check(gpu: &WorkerGpu, reporter: &Reporter) -> Result<KernelRun, WorkerEnd> {
+    PreparedCheck::on(gpu, reporter)?.compare()
 }
 
-/// Runs the kernel and compares every word that it wrote.
-pub(crate) fn check(
-    device: &Device<'_>,
-    context: &Context<'_>,
-    reporter: &Reporter,
-) -> Result<KernelRun, WorkerEnd> {
-    let blocks = device.multiprocessors()? * BLOCKS_PER_MULTIPROCESSOR;
-    let count = blocks * CHECK_KERNEL_BLOCK_THREADS;
-    // Another seed for each run, so that words which a former run left in memory are wrong.
-    let seed = seed();
-    reporter.step(FIRST_USE_OF_CONTEXT);
-    let ptx = c_text(PTX).ok_or_else(|| exited("the embedded PTX holds a NUL".to_owned()))?;
-    let kernel =
-        c_text(KERNEL).ok_or_else(|| exited("the kernel's name holds a NUL".to_owned()))?;
-    let module = context.load_module(&ptx)?;
-    reporter.step("cuMemAlloc");
-    let words = context.words(count as usize, POISON)?;
-    reporter.step("cuLaunchKernel");
-    module.launch_words_kernel(&kernel, blocks, CHECK_KERNEL_BLOCK_THREADS, &words, seed)?;
-    // The host computes while the GPU does.
-    let expected = expected_words(count, seed);
-    reporter.step("cuCtxSynchronize");
-    context.synchronize()?;
-    reporter.step("cuMemcpyDtoH");
-    let observed = words.copy_to_host()?;
-    Ok(compare(&expected, &observed))
+/// The kernel and the memory that it writes, on one GPU.
+pub(crate) struct PreparedCheck<'g> {
+    gpu: &'g WorkerGpu,
+    reporter: &'g Reporter,
+    words: DeviceMemory<'g, 'static>,
+    module: Module<'g, 'static>,
+    blocks: u32,
+}
+
+impl<'g> PreparedCheck<'g> {
+    fn on(gpu: &'g WorkerGpu, reporter: &'g Reporter) -> Result<Self, WorkerEnd> {
+        let blocks = gpu.device.multiprocessors()? * BLOCKS_PER_MULTIPROCESSOR;
+        let count = blocks * CHECK_KERNEL_BLOCK_THREADS;
+        reporter.step(FIRST_USE_OF_CONTEXT);
+        let ptx = c_text(PTX).ok_or_else(|| exited("the embedded PTX holds a NUL".to_owned()))?;
+        let module = gpu.context.load_module(&ptx)?;
+        reporter.step("cuMemAlloc");
+        let words = gpu.context.allocate(u64::from(count) * WORD_BYTES)?;
+        words.fill(POISON)?;
+        Ok(Self {
+            gpu,
+            reporter,
+            words,
+            module,
+            blocks,
+        })
+    }
+
+    /// Runs the kernel and compares every word that it wrote.
+    fn compare(&self) -> Result<KernelRun, WorkerEnd> {
+        let count = self.blocks * CHECK_KERNEL_BLOCK_THREADS;
+        // Another seed for each run, so that words which a former run left in memory are wrong.
+        let seed = seed();
+        self.reporter.step("cuLaunchKernel");
+        let shape = LaunchShape {
+            grid: (self.blocks, 1),
+            block: CHECK_KERNEL_BLOCK_THREADS,
+            shared_bytes: 0,
+        };
+        let arguments = [
+            Argument::Pointer(self.words.address()),
+            Argument::U32(count),
+            Argument::U32(seed),
+        ];
+        self.module.kernel(KERNEL, 0)?.launch(shape, &arguments)?;
+        // The host computes while the GPU does.
+        let expected = expected_words(count, seed);
+        self.reporter.step("cuCtxSynchronize");
+        self.gpu.context.synchronize()?;
+        self.reporter.step("cuMemcpyDtoH");
+        let observed = words_of(&self.words)?;
+        Ok(compare(&expected, &observed))
+    }
+}
+
+impl Prepared for PreparedCheck<'_> {
+    fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd> {
+        let kernel = self.compare()?;
+        run.mismatches = kernel.mismatches;
+        run.measured.bytes_verified = kernel.values_compared * WORD_BYTES;
+        if let Ok(kernel) = serde_json::to_value(&kernel) {
+            run.detail.insert(DETAIL.to_owned(), kernel);
+        }
+        Ok(Step::EndOfPass)
+    }
+
+    fn finish(self, _run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
+        Ok(())
+    }
+}
+
+fn words_of(memory: &DeviceMemory<'_, '_>) -> CudaResult<Vec<u32>> {
+    let mut bytes = vec![0; usize::try_from(memory.bytes()).unwrap_or(usize::MAX)];
+    memory.read(0, &mut bytes)?;
+    let words = bytes.as_chunks().0.iter();
+    Ok(words.map(|it| u32::from_le_bytes(*it)).collect())
 }
 
 fn seed() -> u32 {
@@ -87,7 +156,7 @@ fn expected_words(count: u32, seed: u32) -> Vec<u32> {
     let part = words.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
         for (number, words) in words.chunks_mut(part).enumerate() {
-            scope.spawn(move || {
+            spawn_scoped(scope, move || {
                 for (index, word) in (number * part..).zip(words) {
                     let index = u32::try_from(index).unwrap_or(u32::MAX);
                     *word = check_kernel_expected(index, seed);

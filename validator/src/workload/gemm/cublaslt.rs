@@ -8,7 +8,7 @@ use crate::cuda::Cublaslt;
 
 /// The oldest major version with the functions that a burn calls.
 const OLDEST_MAJOR: u32 = 11;
-/// The newest major version that is asked of the loader by name. Folders may hold newer ones.
+/// The newest major version that is requested from the loader by name. Folders may hold newer ones.
 const NEWEST_MAJOR: u32 = 19;
 /// Copies that are tried at most: loading one that does not work costs time.
 const ATTEMPTS_MAXIMUM: usize = 6;
@@ -32,7 +32,7 @@ const IN_PYTHON: [&str; 4] = [
 ];
 const PYTHON_PREFIXES: [&str; 4] = ["/usr", "/usr/local", "/opt/conda", "/opt/*/.venv"];
 
-/// What the environment says of where to look.
+/// The folders that the environment names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Surroundings {
     /// `CUDA_HOME` and `CUDA_PATH`.
@@ -103,7 +103,7 @@ impl Surroundings {
                 let Ok(file) = entry.path().canonicalize() else {
                     continue;
                 };
-                // The file behind a link often tells more of its version.
+                // The target of a link often shows more of its version.
                 let full = file.file_name().and_then(|it| it.to_str());
                 let version = full.and_then(version_in_name).unwrap_or(version);
                 if version[0] >= OLDEST_MAJOR && seen.insert(file) {
@@ -121,7 +121,7 @@ impl Surroundings {
 }
 
 /// `libcublasLt.so.13.1.0.3` gives 13, 1, 0, 3. The name without a version is a link for compilers,
-/// beside one with it.
+/// next to one with it.
 fn version_in_name(name: &str) -> Option<Vec<u32>> {
     let version = name.strip_prefix("libcublasLt.so.")?;
     version.split('.').map(|part| part.parse().ok()).collect()

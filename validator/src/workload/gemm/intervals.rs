@@ -4,8 +4,8 @@ use std::time::Instant;
 
 /// Length of an interval, until there are too many.
 pub(super) const INTERVAL_S: f64 = 0.5;
-/// Of a burn that is longer (a quarter of an hour), two neighbours become one, again and again:
-/// what is told of it does not grow with its time.
+/// Of a burn that is longer (a quarter of an hour), two neighbours become one, again and again: its
+/// report does not grow with its time.
 const INTERVALS_MAXIMUM: usize = 2_000;
 
 /// The interval that is not over yet.
@@ -33,7 +33,7 @@ impl Interval {
     }
 
     /// Adds products that took `seconds` on the GPU; once the interval is over its rate goes into
-    /// `rates`, in TFLOP/s as `rate` tells it.
+    /// `rates`, in TFLOP/s as `rate` returns it.
     pub(super) fn add(
         &mut self,
         (products, seconds): (u64, f64),

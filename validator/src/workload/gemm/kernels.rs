@@ -321,7 +321,7 @@ pub(super) fn cut(product: u64) -> u32 {
 pub(crate) struct Gemm<'m, 'c, 'a> {
     by: Multiplier<'m, 'c, 'a>,
     pub(crate) operand: OperandType,
-    /// Rows and columns of a tile, in elements; where no multiprocessors are noted it says nothing.
+    /// Rows and columns of a tile, in elements; where no multiprocessors are noted it is empty.
     pub(super) tile: (u32, u32),
 }
 

@@ -1,5 +1,5 @@
-//! What is behind a strip whose checksum is wrong: which elements, which bits, and whether memory
-//! or arithmetic did it.
+//! The cause of a strip's wrong checksum: which elements, which bits, and whether memory or
+//! arithmetic did it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(super) struct Localizer<'x, 'm, 'c, 'a> {
     pub(super) layout: &'x Layout,
 }
 
-/// What was found behind the records of a report.
+/// The causes of the records of a report.
 #[derive(Debug, Default)]
 pub(super) struct Localized {
     pub(super) examples: Vec<ElementMismatch>,
@@ -32,7 +32,7 @@ pub(super) struct Localized {
 }
 
 impl Localizer<'_, '_, '_, '_> {
-    /// Looks behind the records of products since `first_product`. Of `examples_wanted` the
+    /// Finds the causes of the records of products since `first_product`. Of `examples_wanted` the
     /// products are computed again.
     pub(super) fn look(
         &self,

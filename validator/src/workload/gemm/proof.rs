@@ -11,6 +11,7 @@ use super::operand::{OperandMode, OperandType, operand_bits};
 use super::shape::{Layout, Shape};
 use super::strip::{STRIP_ROWS, STRIP_WORDS, strip_checksum};
 use crate::cuda::{CudaFailure, DeviceMemory};
+use crate::threads::spawn_scoped;
 
 /// Rows of which the host computes elements.
 pub(super) const HOST_ROWS: usize = 2;
@@ -204,8 +205,8 @@ impl SampledRows {
         })
     }
 
-    /// Computes elements of the first rows on the host, unless told to stop. Elements compared,
-    /// those that differ beyond the rounding, and the largest difference as a multiple of it.
+    /// Computes elements of the first rows on the host, unless stopped. Elements compared, those
+    /// that differ beyond the rounding, and the largest difference as a multiple of it.
     pub(super) fn compare(&self, stop: &AtomicBool) -> HostComparison {
         let shape = self.shape;
         let k = shape.k() as usize;
@@ -220,7 +221,7 @@ impl SampledRows {
                 .chunks(part)
                 .map(|columns| {
                     let rows = &rows;
-                    scope.spawn(move || self.compare_columns(columns, rows, stop))
+                    spawn_scoped(scope, move || self.compare_columns(columns, rows, stop))
                 })
                 .collect();
             workers

@@ -33,7 +33,7 @@ pub(super) struct Record {
     pub(super) row: u32,
     /// Of strips in words, of elements in elements.
     pub(super) column: u32,
-    /// What the launch was told: the product's number, cut to 32 bits.
+    /// The launch's parameters: the product's number, cut to 32 bits.
     pub(super) product: u32,
     pub(super) sm: Option<u32>,
     pub(super) expected: u64,

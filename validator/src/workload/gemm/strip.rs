@@ -29,8 +29,8 @@ const ROW_WEIGHTS: [u32; STRIP_ROWS] = [
 
 /// Checksum of the strip that starts at `words[0]`, whose rows lie `pitch_words` apart.
 ///
-/// One or two wrong bits anywhere always change it, and so do three in a column; KERNELS.md says
-/// what else does.
+/// One or two wrong bits anywhere always change it, and so do three in a column; KERNELS.md lists
+/// the others.
 ///
 /// # Panics
 /// When `words` ends before the strip does.

@@ -15,6 +15,7 @@ use super::report::{self, Counts, HEADER_WORDS};
 use super::shape::{K_MAXIMUM, LADDER, Layout, Shape};
 use crate::cuda::{Context, CudaFailure, DeviceMemory, Event, HostWords};
 use crate::probe::PowerMeter;
+use crate::threads::spawn_scoped_or_defer;
 use crate::worker::suspension::SuspensionWatch;
 use validator_core::facts::{PrecisionRun, ReferenceProof};
 
@@ -54,7 +55,7 @@ impl BurningGpu<'_, '_, '_, '_> {
     }
 }
 
-/// What is asked of the products of one precision.
+/// The request for the products of one precision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sweeps {
     pub(crate) duration: Duration,
@@ -63,7 +64,7 @@ pub(crate) struct Sweeps {
     pub(crate) inject: u32,
 }
 
-/// What the burn tells while it runs.
+/// Reports of the burn while it runs.
 pub(crate) struct Moment<'r> {
     /// Since the first product was launched, less what is below.
     pub(crate) elapsed: Duration,
@@ -81,7 +82,7 @@ pub(crate) struct Moment<'r> {
     pub(crate) is_last: bool,
 }
 
-/// Listens to the burn after every batch; `false` asks it to stop.
+/// Listens to the burn after every batch; `false` stops it.
 pub(crate) type Listener<'l> = dyn FnMut(Moment<'_>) -> bool + 'l;
 
 /// The largest product that the memory holds and the GPU computes quickly, and how long it takes,
@@ -247,8 +248,8 @@ impl Trial {
     }
 }
 
-/// Multiplies by `gemm` for as long as is asked, and writes what is seen into `run` as it goes.
-/// `second` multiplies exact operands once, too.
+/// Multiplies by `gemm` for the requested time, and writes results into `run` as it goes. `second`
+/// multiplies exact operands once, too.
 pub(crate) fn run(
     gpu: &BurningGpu<'_, '_, '_, '_>,
     (gemm, second): (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
@@ -267,15 +268,14 @@ pub(crate) fn run(
     let elements = exact.rows.elements();
     std::thread::scope(|scope| {
         // The host computes its rows while the GPU burns.
-        let host = scope.spawn(|| {
+        let host = spawn_scoped_or_defer(scope, || {
             let rows = (exact.rows.compare(&stop), random.rows.compare(&stop));
             let of_exact = exact.operands.compare(&stop);
             (rows, of_exact, random.operands.compare(&stop))
         });
         let swept = Sweeper::new(gpu, gemm, &layout, &operands, product_s, asked)
             .and_then(|mut sweeper| sweeper.sweep(run, listener));
-        // A run that was asked to stop does not wait for the host's rows; one that went its time
-        // does.
+        // A stopped run does not wait for the host's rows; one that went its time does.
         if !matches!(swept, Ok(true)) {
             stop.store(true, Ordering::Relaxed);
         }
@@ -433,7 +433,7 @@ fn tflops(operations: f64, products: u64, seconds: f64) -> f64 {
 }
 
 /// The time of a burn, which stands still while this process does: the GPU has nothing to do then,
-/// and what was asked for is that much work.
+/// and the request is for that much work.
 struct BurnClock {
     begun: Instant,
     watch: SuspensionWatch,
@@ -522,7 +522,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         })
     }
 
-    /// Multiplies until the time is over (`true`) or the listener asks to stop (`false`).
+    /// Multiplies until the time is over (`true`) or the listener stops it (`false`).
     fn sweep(&mut self, run: &mut PrecisionRun, listener: &mut Listener<'_>) -> CudaResult<bool> {
         let clock = BurnClock::start();
         let mut under_way: VecDeque<Batch> = VecDeque::new();
@@ -651,7 +651,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         Ok(())
     }
 
-    /// Waits for a batch and adds what it says to `run`. Returns all counts so far.
+    /// Waits for a batch and adds its results to `run`. Returns all counts so far.
     fn finish_batch(&mut self, batch: &Batch, run: &mut PrecisionRun) -> CudaResult<Counts> {
         let (begin, end) = &self.events[batch.slot];
         end.wait()?;
@@ -685,7 +685,7 @@ impl<'x, 'm, 'c, 'a> Sweeper<'x, 'm, 'c, 'a> {
         run.mismatches = counts.mismatches;
     }
 
-    /// Reads the whole report, finds the elements behind it, and clears it. Nothing is under way.
+    /// Reads the whole report, finds its elements, and clears it. Nothing is under way.
     fn look_into_mismatches(&mut self, run: &mut PrecisionRun) -> CudaResult<()> {
         let seen = report::read(self.gpu.arena, self.layout.report)?;
         report::clear(self.gpu.arena, self.layout.report)?;

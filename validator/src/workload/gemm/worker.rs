@@ -1,4 +1,4 @@
-//! `gpu-validator worker burn`: burns one GPU and tells what it sees twice a second.
+//! `gpu-validator worker burn`: burns one GPU and reports twice a second.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,6 +23,7 @@ use crate::probe::with_power_meter;
 use crate::worker::clock;
 use crate::worker::device_isolation::Attempt;
 use crate::worker::protocol::{GO, LOAD_BEGAN, RUN, Reporter, STANDING_BY};
+use crate::workload::WorkerGpu;
 use crate::workload::check::check;
 use crate::workload::contention::{ROOM_BYTES, busy_if_others_came};
 use crate::workload::start::{FIRST_USE_OF_CONTEXT, device_with, exited, retry_with_all_nodes};
@@ -30,7 +31,7 @@ use validator_core::facts::{
     BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
 };
 
-/// What one worker is asked to do, as its command line carries it.
+/// The assignment of one worker, as its command line carries it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct BurnTask {
     /// UUID of the GPU or MIG device.
@@ -95,7 +96,7 @@ pub(crate) fn run_worker(task: &str, is_alone: bool, alone_failed: Option<String
         Ok(task) => match (worker.device(&task), is_alone) {
             (Err(end), true) => return retry_with_all_nodes(end),
             (device, _) => device
-                .and_then(|device| worker.burn(&task, &device))
+                .and_then(|device| worker.burn(&task, device))
                 .map_err(|end| {
                     busy_if_others_came(end, worker.had_no_room, &task.device, &reporter)
                 }),
@@ -117,7 +118,7 @@ struct Worker<'t> {
     /// Of that, waited for the word to begin.
     waited: Duration,
     run: BurnRun,
-    /// The check kernel was asked for and nothing was told of it yet.
+    /// The check kernel was requested and not reported yet.
     owes_kernel: bool,
     /// Hardly any memory was free, too little for products.
     had_no_room: bool,
@@ -141,7 +142,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Tells how far the burn is. The burn goes on whether somebody listens or not.
+    /// Reports the burn's progress. The burn goes on with or without a reader.
     fn tell(&self) {
         if self.run.measured_s > 0.0 && !self.load_was_told.replace(true) {
             let began_s = clock::now_s() - self.run.load_s();
@@ -158,18 +159,18 @@ impl<'t> Worker<'t> {
         device_with(&task.device, self.reporter)
     }
 
-    fn burn(&mut self, task: &BurnTask, device: &Device<'_>) -> Result<(), WorkerEnd> {
-        self.reporter.step("cuDevicePrimaryCtxRetain");
-        let context = device.context()?;
+    fn burn(&mut self, task: &BurnTask, device: Device<'static>) -> Result<(), WorkerEnd> {
+        let gpu = WorkerGpu::of(&task.device, device, self.reporter)?;
+        let (device, context) = (&gpu.device, &gpu.context);
         let capability = device.compute_capability()?;
         if task.check_kernel {
-            let run = check(device, &context, self.reporter)?;
+            let run = check(&gpu, self.reporter)?;
             self.reporter.field("kernel", &run);
             self.owes_kernel = false;
         }
         self.reporter.step(FIRST_USE_OF_CONTEXT);
         let (module, _) = Family::Support
-            .load(&context, capability)?
+            .load(context, capability)?
             .ok_or_else(|| exited(no_kernels(capability)))?;
         let support = Support::of(&module, device.multiprocessors()?)?;
         let library = self.library(task)?;
@@ -178,12 +179,12 @@ impl<'t> Worker<'t> {
             Some(_) => context.allocate(WORKSPACE_BYTES).ok(),
             None => None,
         };
-        let arena = self.allocate(&context, task.memory)?;
+        let arena = self.allocate(context, task.memory)?;
         self.reporter.step("copying to the GPU and back");
         self.run.copies = prove_copies(&support, &arena)?;
         let stop = Arc::clone(&self.stop);
-        let gpu = BurningGpu {
-            context: &context,
+        let burning = BurningGpu {
+            context,
             support: &support,
             arena: &arena,
             stop: &stop,
@@ -207,14 +208,14 @@ impl<'t> Worker<'t> {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            self.burn_precision(&gpu, device, &engines, *precision, task, share_s)?;
+            self.burn_precision(&burning, device, &engines, *precision, task, share_s)?;
         }
         let stopped = Instant::now();
         drop(arena);
         drop(workspace);
         drop(library);
         drop(module);
-        drop(context);
+        drop(gpu);
         self.run.stop_ms = Some(stopped.elapsed().as_secs_f64() * 1000.0);
         if task.inject > 0 {
             self.run.notes.push(format!(
@@ -231,9 +232,8 @@ impl<'t> Worker<'t> {
         Ok(())
     }
 
-    /// Waits for the word to begin, if that is asked for. Until then SIGTERM ends the process
-    /// wherever it is, since nothing is measured that would be lost; from then on it asks for an
-    /// end.
+    /// Waits for the order to begin, if requested. Until then SIGTERM ends the process wherever it
+    /// is, since nothing is measured that would be lost; from then on it requests the end.
     fn may_begin(&mut self, standby: bool) -> bool {
         if standby {
             self.reporter.step(STANDING_BY);
@@ -244,7 +244,7 @@ impl<'t> Worker<'t> {
             }
             self.waited = since.elapsed();
         }
-        // Without the handler SIGTERM still ends the process, and what was told before counts.
+        // Without the handler SIGTERM still ends the process, and earlier reports count.
         let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&self.stop));
         true
     }
@@ -254,7 +254,7 @@ impl<'t> Worker<'t> {
         self.started.elapsed().saturating_sub(self.waited)
     }
 
-    /// What was asked for and this GPU has; what it does not have is noted.
+    /// What was requested and this GPU has; what it does not have is noted.
     fn precisions_for(&mut self, task: &BurnTask, capability: (u32, u32)) -> Vec<Precision> {
         // Tensor cores heat a GPU most: BF16 drew the power limit of every GPU that has it
         // (NOTES.md).
@@ -283,7 +283,7 @@ impl<'t> Worker<'t> {
         precisions
     }
 
-    /// As much memory as is asked for; where the driver does not give it, less.
+    /// As much memory as is requested; where the driver does not give it, less.
     fn allocate<'c, 'a>(
         &mut self,
         context: &'c Context<'a>,
@@ -292,7 +292,8 @@ impl<'t> Worker<'t> {
         let (free, _) = context.memory_bytes()?;
         self.run.memory_free_bytes = free;
         let asked = share.of(free);
-        // Of a GPU without any free memory the driver is asked for a byte, so that it says so.
+        // On a GPU without any free memory a byte is requested, so that the driver returns its
+        // error.
         let mut bytes = asked.min(free).max(1);
         for _ in 0..ALLOCATIONS_MAXIMUM {
             match context.allocate(bytes) {
@@ -340,7 +341,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Multiplies in one precision, by the engine that is asked for or that is better.
+    /// Multiplies in one precision, by the engine that is requested or that is better.
     fn burn_precision(
         &mut self,
         gpu: &BurningGpu<'_, '_, '_, '_>,

@@ -16,8 +16,8 @@ const PTX: &str = include_str!("memory.ptx");
 const WRITE: &CStr = c"gpu_validator_memory_write";
 const VERIFY: &CStr = c"gpu_validator_memory_verify";
 const BLOCK_THREADS: u32 = 256;
-/// Eight blocks of 256 threads fill an SM; twice that hides the end of a launch.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
+/// Eight blocks of 256 threads fill an SM. More were slower (BENCHMARKS.md, "Memory test").
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 const WORD: usize = size_of::<u64>();
 /// Mismatches whose addresses the kernel keeps.
 pub(in crate::workload) const EXAMPLES_MAXIMUM: usize = 8;

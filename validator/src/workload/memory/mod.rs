@@ -2,11 +2,16 @@
 //! device.
 //!
 //! A pass writes all of the memory before it compares any of it, so that caches hold nothing of
-//! what is read; then it does the same with every bit inverted. Memory is allocated and worked in
-//! chunks, so that a worker stops within milliseconds.
+//! what is read; then it does the same with every bit inverted. Memory is allocated in chunks, with
+//! one launch for each. A step launches as many as take some milliseconds ([`batch`]), so that the
+//! GPU does not idle between launches and a worker stops in time.
 
+mod batch;
 mod kernels;
 mod pattern;
+
+use std::ops::Range;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{MemoryMismatch, WorkerEnd, WorkloadRun};
@@ -32,7 +37,7 @@ impl Workload for MemoryTask {
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &Reporter,
+        reporter: &'g Reporter,
         run: &mut WorkloadRun,
     ) -> Result<PreparedMemory<'g>, WorkerEnd> {
         let arenas: Result<Vec<_>, _> = gpus
@@ -46,6 +51,7 @@ impl Workload for MemoryTask {
             arenas,
             chunks,
             next: 0,
+            batch: 1,
         })
     }
 }
@@ -56,8 +62,10 @@ pub(crate) struct PreparedMemory<'g> {
     arenas: Vec<Arena<'g>>,
     /// Of the GPU that has most.
     chunks: usize,
-    /// Steps of the pass that are done, of [`Phase::ALL`] times `chunks`.
+    /// Chunks of the pass that are done, of [`Phase::ALL`] times `chunks`.
     next: usize,
+    /// Chunks of one step.
+    batch: usize,
 }
 
 /// Parts of a pass, each over all chunks.
@@ -81,25 +89,31 @@ impl Phase {
 }
 
 impl Prepared for PreparedMemory<'_> {
-    /// One chunk on every GPU: launched on all, then awaited.
+    /// A batch of chunks on every GPU: launched on all, then awaited.
     fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd> {
         let phase = Phase::ALL[self.next / self.chunks];
-        let chunk = self.next % self.chunks;
+        let first = self.next % self.chunks;
+        let batch = first..self.chunks.min(first + self.batch);
+        let began = Instant::now();
         for arena in &self.arenas {
-            arena.launch(phase, chunk, self.seed)?;
+            arena.launch(phase, batch.clone(), self.seed)?;
         }
         let mut mismatches = 0;
         run.first_mismatches.clear();
         let mut verified = 0;
         for arena in &mut self.arenas {
-            arena.await_step(phase, chunk, self.seed)?;
+            arena.await_step(phase, batch.clone(), self.seed)?;
             mismatches += arena.mismatches();
             verified += arena.verified_bytes();
             run.first_mismatches.extend(arena.examples());
         }
         run.mismatches = mismatches;
         run.measured.bytes_verified = verified;
-        self.next += 1;
+        self.next += batch.len();
+        // The last step of a phase may have fewer chunks than a batch, and takes less for that.
+        if batch.len() == self.batch {
+            self.batch = batch::next(self.batch, began.elapsed());
+        }
         if self.next < Phase::ALL.len() * self.chunks {
             return Ok(Step::WithinPass);
         }
@@ -154,30 +168,43 @@ impl<'g> Arena<'g> {
         }
     }
 
-    fn launch(&self, phase: Phase, chunk: usize, seed: u64) -> Result<(), WorkerEnd> {
-        let Some(memory) = self.chunks.get(chunk) else {
-            return Ok(());
-        };
-        let pattern = self.pattern(phase, chunk, seed);
-        if phase.verifies {
-            self.kernels.verify(memory, pattern)
-        } else {
-            self.kernels.write(memory, pattern)
+    /// Launches a phase on the chunks of a batch that this GPU has.
+    fn launch(&self, phase: Phase, batch: Range<usize>, seed: u64) -> Result<(), WorkerEnd> {
+        for chunk in self.present(batch) {
+            let pattern = self.pattern(phase, chunk, seed);
+            let memory = &self.chunks[chunk];
+            if phase.verifies {
+                self.kernels.verify(memory, pattern)?;
+            } else {
+                self.kernels.write(memory, pattern)?;
+            }
         }
+        Ok(())
     }
 
-    /// Waits for the launch.
-    fn await_step(&mut self, phase: Phase, chunk: usize, seed: u64) -> Result<(), WorkerEnd> {
-        let Some(memory) = self.chunks.get(chunk) else {
+    /// Waits for the launches. Of what was written the host reads the last chunk; the count of
+    /// compared words shows a launch in the middle that did nothing.
+    fn await_step(
+        &mut self,
+        phase: Phase,
+        batch: Range<usize>,
+        seed: u64,
+    ) -> Result<(), WorkerEnd> {
+        let Some(chunk) = self.present(batch).next_back() else {
             return Ok(());
         };
         if phase.verifies {
             self.result = self.kernels.result()?;
         } else {
             let pattern = self.pattern(phase, chunk, seed);
-            self.unwritten += self.kernels.unwritten(memory, pattern)?;
+            self.unwritten += self.kernels.unwritten(&self.chunks[chunk], pattern)?;
         }
         Ok(())
+    }
+
+    /// The chunks of a batch that this GPU has; another one may have more memory.
+    fn present(&self, batch: Range<usize>) -> Range<usize> {
+        batch.start..batch.end.min(self.chunks.len())
     }
 
     /// The device counts each wrong word; what only the host found wrong was never written.

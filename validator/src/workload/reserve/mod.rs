@@ -26,7 +26,7 @@ impl Workload for ReserveTask {
         &self,
         gpus: &'g [WorkerGpu],
         budget: MemoryShare,
-        reporter: &Reporter,
+        reporter: &'g Reporter,
         run: &mut WorkloadRun,
     ) -> Result<PreparedReserve<'g>, WorkerEnd> {
         let mut chunks = Vec::new();

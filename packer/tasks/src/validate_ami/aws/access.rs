@@ -69,7 +69,7 @@ impl Access {
         self.folder.join("ssh_config")
     }
 
-    /// Leaves key and configuration for whoever goes on with the instance.
+    /// Keeps key and configuration for further use of the instance.
     pub(super) fn keep(&mut self) {
         self.keep = true;
         // Without it a sweep would remove the key, which the instance's end does as well.
@@ -100,7 +100,7 @@ pub(super) fn remove_abandoned() {
     }
 }
 
-/// An empty file that says that key and configuration are still wanted.
+/// An empty file that marks key and configuration as still in use.
 const KEPT: &str = "kept";
 
 impl Drop for Access {
@@ -133,7 +133,7 @@ fn cloud_config(public_key: &str, time_limit_min: u32) -> String {
     format!("#cloud-config\n{config}\n")
 }
 
-/// ssh takes the first value of an option, so what the user's configuration says comes before ours.
+/// ssh takes the first value of an option, so the user's configuration comes before ours.
 ///
 /// The session ends in the instance that AWS knows by this id, and AWS has checked both ends of it.
 /// So the instance's new host key is taken at first sight, into a file of this run, and must then

@@ -44,7 +44,7 @@ impl std::error::Error for Refusal {}
 pub(super) enum OnSignal {
     /// The call is given up: it only reads.
     Stop,
-    /// The call goes on to its end: half of it would be a machine that nobody knows of.
+    /// The call goes on to its end: half of it would be an unknown machine.
     GoOn,
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Image {
     pub(super) id: String,
     pub(super) name: String,
     root_device: String,
-    /// As the image says it, in GiB.
+    /// As in the image, in GiB.
     root_size_gib: Option<u64>,
 }
 
@@ -99,7 +99,7 @@ impl Image {
 pub(super) enum Market {
     OnDemand,
     Spot,
-    /// Bought ahead of time; the capacity reservation says which one.
+    /// Bought ahead of time; the capacity reservation states which one.
     CapacityBlock,
 }
 
@@ -117,7 +117,7 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The input of `ec2 run-instances`. Everything that makes the instance safe is said here and
+    /// The input of `ec2 run-instances`. Everything that makes the instance safe is stated here and
     /// not left to defaults; the launcher's policy refuses a call that leaves it out.
     fn input(&self, subnet_id: &str) -> Value {
         let mut volume =
@@ -257,7 +257,7 @@ impl<'a> Instance<'a> {
             }
             std::thread::sleep(BETWEEN_ATTEMPTS);
         }
-        // Degraded counts as over, and what cannot tell has no boot to wait for.
+        // Degraded counts as over, and a machine without the state has no boot to wait for.
         self.ssh(
             configuration,
             id,
@@ -312,7 +312,7 @@ impl<'a> Instance<'a> {
         Ok(())
     }
 
-    /// Ends the instance; says so when that fails, because it costs money until its deadline.
+    /// Ends the instance; reports a failure, because the instance costs money until its deadline.
     pub(super) fn end(&mut self) {
         if std::mem::replace(&mut self.done, true) {
             return;
@@ -375,7 +375,7 @@ pub(super) fn terminate(cli: &Cli, ids: &[String]) -> anyhow::Result<()> {
 
 /// The instances under a filter that are not ended.
 pub(super) fn living(cli: &Cli, filter: &str) -> anyhow::Result<Vec<Value>> {
-    // Also asked while ending, after a signal.
+    // Also queried while ending, after a signal.
     let answer = cli.change(&[
         "ec2",
         "describe-instances",

@@ -71,8 +71,8 @@ pub(super) fn exit_code(entries: &[Entry]) -> u8 {
     worst.unwrap_or(if codes.is_empty() { 2 } else { 0 })
 }
 
-/// Writes `matrix.junit.xml`, `matrix.json` and `matrix.md` beside the folders of the types. A type
-/// whose report cannot be merged is one that was not judged.
+/// Writes `matrix.junit.xml`, `matrix.json` and `matrix.md` next to the folders of the types. A
+/// type whose report cannot be merged is one that was not judged.
 pub(super) fn write(folder: &Folder, ami: &str, entries: &mut [Entry]) -> anyhow::Result<()> {
     let mut suites = Vec::new();
     for entry in &mut *entries {
@@ -206,7 +206,7 @@ fn table(ami: &str, entries: &[Entry]) -> String {
     text
 }
 
-/// In a word what ARCHITECTURE.md says of the exit codes.
+/// One word for each exit code of ARCHITECTURE.md.
 pub(super) fn verdict(code: u8) -> &'static str {
     match code {
         0 => "pass",

@@ -66,7 +66,7 @@ const QUOTA: &str = "ask for more under Service Quotas, Amazon EC2, in this regi
 /// What refusals of one kind mean.
 struct Advice {
     codes: &'static [&'static str],
-    /// The code has this meaning only where AWS's message says this.
+    /// The code has this meaning only with this message of AWS.
     says: Option<&'static str>,
     meaning: &'static str,
     next_step: &'static str,
@@ -243,7 +243,7 @@ fn by_code(code: &str, message: &str) -> Option<(&'static str, &'static str)> {
     Some((advice.meaning, advice.next_step))
 }
 
-/// What the CLI says by itself, before or instead of asking AWS.
+/// Messages of the CLI itself, before or without a request to AWS.
 fn by_text(message: &str) -> Option<(&'static str, &'static str)> {
     let says = |part: &str| message.contains(part);
     Some(if says("Unable to locate credentials") {

@@ -1,4 +1,4 @@
-//! Removes what runs left behind that were killed: instances, and volumes that outlived theirs.
+//! Removes the leftovers of killed runs: instances, and volumes that outlived theirs.
 
 use super::access;
 use super::cli::Cli;
@@ -35,7 +35,7 @@ pub(super) fn sweep(cli: &Cli, all: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Volumes end with their instance, unless the image says otherwise about one of its own.
+/// Volumes end with their instance, unless the image states otherwise for one of its own.
 fn remove_volumes(cli: &Cli, filter: &str) -> anyhow::Result<usize> {
     let answer = cli.read(&[
         "ec2",

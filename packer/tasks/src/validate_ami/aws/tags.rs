@@ -13,7 +13,7 @@ use xtask::workspace;
 /// The run's id.
 pub(super) const RUN: &str = "gpu-bringup.dev/validate-ami";
 
-/// When the instance may be ended by anybody, in UTC.
+/// When any user may end the instance, in UTC.
 pub(super) const DEADLINE: &str = "gpu-bringup.dev/terminate-after";
 
 /// The process that launched the instance: `host/boot/process id/start time`; for one that is kept,
@@ -73,9 +73,8 @@ pub(super) fn value<'a>(resource: &'a Value, key: &str) -> Option<&'a str> {
         .and_then(|tag| tag["Value"].as_str())
 }
 
-/// Whether nobody works with an instance any more: its deadline has passed, or the process that
-/// launched it was one of this machine and is gone. Without a readable deadline it counts as
-/// passed.
+/// Whether an instance is no longer in use: its deadline has passed, or the process that launched
+/// it was one of this machine and is gone. Without a readable deadline it counts as passed.
 pub(super) fn is_leftover(resource: &Value, now: &str) -> bool {
     // Both are written by `date` in one form, in which the order of texts is that of times.
     let in_time = value(resource, DEADLINE)
@@ -86,7 +85,7 @@ pub(super) fn is_leftover(resource: &Value, now: &str) -> bool {
     !in_time || owner_gone
 }
 
-/// A process, told apart from any other one that gets its id later.
+/// A process, distinguished from any later one with the same id.
 #[derive(Debug, PartialEq, Eq)]
 struct Process {
     host: String,

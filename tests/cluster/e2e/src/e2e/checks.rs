@@ -79,7 +79,7 @@ enum Plugin {
     Absent,
 }
 
-/// Every check that asks the API server for something that is there already.
+/// Every check that requests an existing object from the API server.
 const CHECKS: [&str; 6] = [
     "node_capacity",
     "node_labels",
@@ -467,7 +467,7 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// A profile that asks for everything; `more` are lines of its section `kubernetes`, which win.
+    /// A profile that requires everything; `more` are lines of its section `kubernetes`, which win.
     pub(super) fn profile(
         &self,
         node: &str,
@@ -603,7 +603,7 @@ fn role_name(purpose: &str) -> String {
     format!("e2e-{purpose}")
 }
 
-/// Gives the user of the checks exactly the rights that the validator asks for, and no other.
+/// Gives the user of the checks exactly the rights that the validator requires, and no other.
 fn grant(admin: &Kubectl, purpose: &str, namespace: Option<&str>) -> anyhow::Result<()> {
     admin.text(&["apply", "--filename", "-"], &role(purpose, namespace)?)?;
     let kind = if namespace.is_some() { "" } else { "Cluster" };
@@ -649,7 +649,7 @@ fn certificate_user(server: &Server, name: &str) -> Value {
     })
 }
 
-/// A script that answers as `aws eks get-token` does, and only to a caller that says what it
+/// A script that answers as `aws eks get-token` does, and only to a caller that states what it
 /// expects.
 fn exec_plugin(server: &Server) -> anyhow::Result<Value> {
     use std::os::unix::fs::PermissionsExt as _;

@@ -19,7 +19,7 @@ use kubernetes_tasks::manifests::{self, Manifests, Overlay};
 use xtask::tools::go::HELM;
 use xtask::workspace;
 
-/// What a task ends with that could not do what it was asked for, where 1 is a verdict.
+/// The exit code of a task that could not do its work, where 1 is a verdict.
 const BAD_INPUT: i32 = xtask::EXIT_CODE_BAD_INPUT as i32;
 const RUNNERS: &str = "gpu-runners";
 /// The folders of GitHub's charts in the repository of the controller.
@@ -51,7 +51,7 @@ impl<'a> Commands<'a> {
     }
 
     /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns
-    /// what it says.
+    /// its output.
     fn xtask(&self, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<String> {
         // The program of `cargo xtask k8s`.
         let program = workspace::program(&workspace::shell()?, "kubernetes-tasks")?;

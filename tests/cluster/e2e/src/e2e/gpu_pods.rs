@@ -24,7 +24,7 @@ const MADE_WITHIN: Duration = Duration::from_mins(1);
 pub(super) enum Play {
     /// It gets a GPU of its own.
     Right,
-    /// It gets the first GPU, whoever has it.
+    /// It gets the first GPU, also one in use.
     FirstGpu,
     /// It gets a GPU of another node.
     OtherNodesGpu,

@@ -1,4 +1,4 @@
-//! As much of a scheduler and a kubelet as the API server needs: it binds pods, says how they end,
+//! As much of a scheduler and a kubelet as the API server needs: it binds pods, sets how they end,
 //! and serves their logs.
 
 use std::path::PathBuf;
@@ -15,7 +15,8 @@ use xtask::loopback::free_port;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The kubelet's HTTPS endpoint: the API server asks it for the logs of pods. One serves all nodes.
+/// The kubelet's HTTPS endpoint: the API server requests the logs of pods from it. One serves all
+/// nodes.
 #[derive(Debug)]
 pub(super) struct Logs {
     folder: PathBuf,
@@ -32,7 +33,7 @@ impl Logs {
         command.arg(format!("127.0.0.1:{port}"));
         command.arg("-cert").arg(certificates.certificate(SERVER));
         command.arg("-key").arg(certificates.key(SERVER));
-        // It says of every file that it was sent, and of every other that it is not there.
+        // It reports every file that was sent, and every other as missing.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.stdin(Stdio::null()).current_dir(&folder).spawn();
         Ok(Logs {
@@ -42,7 +43,7 @@ impl Logs {
         })
     }
 
-    /// What the container has printed; `query` is what the API server asks with, as it sorts it.
+    /// What the container has printed; `query` is the API server's query, in its order.
     pub(super) fn write(
         &self,
         pod: &str,

@@ -96,7 +96,7 @@ impl Server {
             .arg(format!("--secure-port={port}"))
             .arg(format!("--tls-cert-file={}", shown(SERVER, "crt")))
             .arg(format!("--tls-private-key-file={}", shown(SERVER, "key")))
-            // Whoever asks for this name is shown a certificate that has expired.
+            // A request for this name is shown an expired certificate.
             .arg(format!(
                 "--tls-sni-cert-key={},{}:localhost",
                 shown(EXPIRED_SERVER, "crt"),
@@ -190,7 +190,7 @@ impl Server {
         self.kubeconfig_of(name, &cluster, user)
     }
 
-    /// The same, where the server is asked by the name for which its certificate has expired.
+    /// The same, for the name for which the server's certificate has expired.
     pub(super) fn kubeconfig_expired(&self, name: &str, user: &Value) -> anyhow::Result<PathBuf> {
         let cluster = json!({
             "server": format!("https://localhost:{}", self.port),

@@ -25,7 +25,7 @@ enum Grid {
     Persistent,
 }
 
-/// One kernel, as KERNELS.md tells it.
+/// One kernel, as in KERNELS.md.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     element: Element,
@@ -174,7 +174,7 @@ fn job<'launch>(launch: &Launch<'launch>, kernel: Kernel) -> Outcome<Job<'launch
     };
     let operand = |position: usize, rows: u64, tile_rows: u16| {
         let address = if kernel.grid == Grid::Persistent {
-            // SAFETY: the kernel takes tensor maps here; any bits are one, and what it says is
+            // SAFETY: the kernel takes tensor maps here; any bits are one, and its contents are
             // checked.
             let map = unsafe { launch.parameter::<TensorMap>(position)? };
             if !map.is_operand(rows, k_bytes, tile_rows) {
@@ -359,8 +359,8 @@ fn low_and_high(bits: u64) -> [u32; 2] {
     [bits as u32, (bits >> 32) as u32]
 }
 
-/// The figure of an H200 at its power limit. Products are launched one after another, and what a
-/// launch costs is hidden behind the product before.
+/// The figure of an H200 at its power limit. Products are launched one after another, and the cost
+/// of a launch overlaps with the product before.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -206,7 +206,7 @@ impl<'launch> Launch<'launch> {
         if self.parameters.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: `cuLaunchKernel` asks for a pointer to each parameter.
+        // SAFETY: `cuLaunchKernel` requires a pointer to each parameter.
         let value = unsafe { *self.parameters.add(position) };
         if value.is_null() {
             return Err(INVALID_VALUE);

@@ -5,6 +5,7 @@ use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
 use crate::cuda::driver::Outcome;
 use crate::cuda::result::INVALID_VALUE;
 use crate::number::{e4m3_to_f64, f16_to_f64};
+use crate::threads::in_parallel;
 
 const THREADS: u64 = 256;
 
@@ -122,16 +123,13 @@ pub(super) fn run(launch: &Launch<'_>) -> Outcome<Done> {
     } else {
         length.div_ceil(threads)
     };
-    std::thread::scope(|scope| {
-        for (number, words) in words.chunks_mut(part.max(1)).enumerate() {
-            scope.spawn(move || {
-                let first = (number * part) as u64 * elements_of_word;
-                for (index, word) in (first..).step_by(8 / kind.bytes()).zip(words) {
-                    *word = (0..elements_of_word).fold(0, |packed, place| {
-                        let bits = operand_bits(kind, mode, random_word(seed, index + place));
-                        packed | bits << (8 * kind.bytes() as u64 * place)
-                    });
-                }
+    let parts = words.chunks_mut(part.max(1)).enumerate();
+    in_parallel(threads.min(parts.len()), parts, |(number, words)| {
+        let first = (number * part) as u64 * elements_of_word;
+        for (index, word) in (first..).step_by(8 / kind.bytes()).zip(words) {
+            *word = (0..elements_of_word).fold(0, |packed, place| {
+                let bits = operand_bits(kind, mode, random_word(seed, index + place));
+                packed | bits << (8 * kind.bytes() as u64 * place)
             });
         }
     });

@@ -3,7 +3,7 @@
 use crate::cuda::driver::Outcome;
 use crate::cuda::result::INVALID_VALUE;
 
-/// Says that the bytes were encoded here; the real encoding is NVIDIA's secret.
+/// Marks that the bytes were encoded here; the real encoding is NVIDIA's secret.
 const MAGIC: u64 = 0x5449_4c45_445f_4d41;
 
 const RANK_MAXIMUM: usize = 5;
@@ -74,7 +74,7 @@ impl TensorMap {
     }
 
     /// Whether this is the map of an operand of `rows` x `row_bytes` for tiles of `tile_rows` rows,
-    /// as KERNELS.md asks.
+    /// as KERNELS.md requires.
     pub(crate) fn is_operand(&self, rows: u64, row_bytes: u64, tile_rows: u16) -> bool {
         let wanted = Self {
             magic: MAGIC,

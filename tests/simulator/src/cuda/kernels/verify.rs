@@ -180,7 +180,7 @@ impl<'launch> Strips<'launch> {
     }
 
     fn nonfinite(&self, kind: u32) -> u64 {
-        // Rows and words behind the last whole strip are nobody's.
+        // Rows and words after the last whole strip belong to no strip.
         let rows = self.words.chunks_exact(self.pitch.max(1));
         let whole_rows = rows.len() / STRIP_ROWS * STRIP_ROWS;
         let whole_words = self.pitch / STRIP_WORDS * STRIP_WORDS;

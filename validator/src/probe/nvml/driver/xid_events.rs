@@ -1,4 +1,4 @@
-//! Xids as NVML tells them: as events, to whoever listens. They need no right to read the kernel
+//! Xids as NVML reports them: as events, to every listener. They need no right to read the kernel
 //! log, and come whatever is written to that.
 
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError};
@@ -35,7 +35,7 @@ impl<'a> XidEvents<'a> {
         Ok(events)
     }
 
-    /// The next Xid that came since it was asked last; does not wait for one (2 µs).
+    /// The next Xid since the last call; does not wait for one (2 µs).
     pub(in super::super) fn next(&self) -> Called<Option<u32>> {
         let functions = &self.device.nvml.functions;
         let event = self.device.calls.make("nvmlEventSetWait_v2", || {
@@ -62,7 +62,7 @@ impl<'a> XidEvents<'a> {
 impl Drop for XidEvents<'_> {
     fn drop(&mut self) {
         if let Ok(function) = symbol(&self.device.nvml.functions.nvmlEventSetFree) {
-            // SAFETY: the set is NVML's own, and not used behind this.
+            // SAFETY: the set is NVML's own, and not used after this.
             unsafe { function(self.set) };
         }
     }
