@@ -74,6 +74,16 @@ call("cuMemFree_v2", pointer)
 print(json.dumps({"free_at_first_look": free.value, "total": total.value, "times": times}))
 """
 
+# Products that a job of PyTorch finishes in the first second after its first one began.
+FIRST_SECOND = r"""
+import json, time, torch
+a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+began, products = time.monotonic(), 0
+while time.monotonic() - began < 1.0:
+    torch.mm(a, b); torch.cuda.synchronize(); products += 1
+print(json.dumps({"products": products}))
+"""
+
 
 def run(command, **options):
     """Runs a command; returns exit code, seconds, standard output and standard error."""
@@ -189,13 +199,51 @@ class Measurement:
         """Newcomers that want 90 % of the memory, while the sentinel holds 88 % of it, and while it holds its default."""
         return {memory: self.newcomers(memory) for memory in ("88%", "2GiB")}
 
+    def start_sentinel(self, name, *arguments):
+        """Returns the process and its status file."""
+        status_file = self.out / ("sentinel-%s.json" % name)
+        command = [self.options.validator, "sentinel", *arguments, "--grace", "0.2s", "--quiet", "0.2s"]
+        command += ["--starts-an-hour", "100000", "--status-file", str(status_file), *self.simulated]
+        log = (self.out / ("sentinel-%s.log" % name)).open("w")
+        return subprocess.Popen(command, stdout=log, stderr=log), status_file
+
+    def first_second(self):
+        """What a job of PyTorch loses in its first second to a sentinel that works until it comes: in turns, with and without."""
+        counts = {"alone": [], "sentinel": []}
+        for _ in range(self.options.repeat):
+            for which, products in counts.items():
+                if which == "sentinel":
+                    process, status_file = self.start_sentinel("first-second", "--memory", "88%")
+                    self.working(status_file, process)
+                _, _, stdout, stderr = run([self.options.python, "-c", FIRST_SECOND])
+                if which == "sentinel":
+                    process.terminate()
+                    process.wait()
+                if not stdout.startswith("{"):
+                    raise RuntimeError(stderr[-300:])
+                products.append(json.loads(stdout)["products"])
+        return {name: summary(products) for name, products in counts.items()}
+
+    def sweeps(self):
+        """A thousand verified passes of every workload of the sentinel; a mismatch is a failure."""
+        figures = {}
+        for workload in ("memory", "check", "gemm"):
+            process, status_file = self.start_sentinel("sweeps-" + workload, "--workload", workload, "--memory", "1GiB")
+            began, gpu = time.monotonic(), {}
+            try:
+                while time.monotonic() - began < self.options.sweep_seconds and gpu.get("passes", 0) < 1000:
+                    time.sleep(0.5)
+                    gpu = json.loads(status_file.read_text())["gpus"][0] if status_file.exists() else {}
+            finally:
+                process.terminate()
+                process.wait()
+            figures[workload] = {"seconds": time.monotonic() - began, "status": gpu}
+            if gpu.get("passes", 0) < 1000 or gpu.get("mismatches") or gpu.get("finding"):
+                self.failures.append("sweeps %s: %s" % (workload, gpu))
+        return figures
+
     def newcomers(self, memory):
-        status_file = self.out / ("sentinel-%s.json" % memory.strip("%"))
-        simulated = ["--simulated-ok", *self.sysroot] if self.sysroot else []
-        command = [self.options.validator, "sentinel", "--memory", memory, "--grace", "1s", "--quiet", "1s"]
-        command += ["--starts-an-hour", "100000", "--status-file", str(status_file), *simulated]
-        log = (self.out / ("sentinel-%s.log" % memory.strip("%"))).open("w")
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process, status_file = self.start_sentinel(memory.strip("%"), "--memory", memory)
         trials = []
         try:
             for _ in range(self.options.newcomers):
@@ -310,6 +358,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--newcomers", type=int, default=50, help="trials of the sentinel, for each amount of memory")
     parser.add_argument("--false-alarm-seconds", type=float, default=60.0)
+    parser.add_argument("--sweep-seconds", type=float, default=60.0, help="limit of a thousand passes of one workload")
     parser.add_argument("--sections", help="only these, separated by commas")
     parser.add_argument("--simulated", metavar="SYSROOT", help="the GPUs are simulated, with the host's files below SYSROOT")
     parser.add_argument("--out", required=True)
@@ -331,6 +380,8 @@ def main():
         "precisions": measurement.precisions,
         "memory": measurement.memory,
         "sentinel": measurement.sentinel,
+        "first_second": measurement.first_second,
+        "sweeps": measurement.sweeps,
         "allocation": measurement.allocation,
         "environments": measurement.environments,
         "facts": measurement.facts,

@@ -50,6 +50,48 @@ pub struct Fault {
     /// Every check that is not green on a node with this fault, and its verdict. No other may be.
     /// Empty only with `harmless`.
     pub trips: BTreeMap<String, ExpectedVerdict>,
+    /// The reaction of a sentinel that works the node's GPUs when the fault comes.
+    #[serde(default)]
+    pub sentinel: Option<SentinelExpectation>,
+}
+
+/// The state of the fault's GPUs below a sentinel, while it goes on working all others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SentinelExpectation {
+    pub state: SentinelState,
+    /// A part of the published reason or finding.
+    pub because: String,
+    /// That of `gpu-validator sentinel --workload`.
+    #[serde(default = "memory_workload")]
+    pub workload: String,
+}
+
+fn memory_workload() -> String {
+    "memory".to_owned()
+}
+
+/// A state of the sentinel's status in which a GPU is not worked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SentinelState {
+    /// Another process has the GPU.
+    Away,
+    /// The GPU's mode, or something else than a process, forbids the work.
+    Withheld,
+    /// A finding: it is left alone from then on.
+    Ill,
+}
+
+impl SentinelState {
+    /// The word in the status.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Away => "away",
+            Self::Withheld => "withheld",
+            Self::Ill => "ill",
+        }
+    }
 }
 
 fn default_node() -> String {

@@ -46,10 +46,11 @@ pub struct MemoryAccount {
 }
 
 impl MemoryAccount {
-    /// Notes a reading, and returns how much of it is not explained.
-    pub fn unexplained(&mut self, used: Used, own: Own) -> u64 {
+    /// Notes a reading, and returns how much of it is not explained; `None` where the reading is no
+    /// evidence.
+    pub fn unexplained(&mut self, used: Used, own: Own) -> Option<u64> {
         match own {
-            Own::Changing => 0,
+            Own::Changing => None,
             Own::Nothing => {
                 self.context_bytes = None;
                 let limit = if used.without_reserved {
@@ -61,7 +62,7 @@ impl MemoryAccount {
                 if used.bytes <= limit || self.idle_bytes.is_some() {
                     self.idle_bytes = Some(idle);
                 }
-                noticed(used.bytes - idle)
+                Some(noticed(used.bytes - idle))
             }
             Own::Worker { data_bytes } => {
                 let idle = self.idle_bytes.unwrap_or_default();
@@ -69,7 +70,7 @@ impl MemoryAccount {
                 let context = *self
                     .context_bytes
                     .get_or_insert_with(|| beyond.min(CONTEXT_BYTES_MAXIMUM));
-                noticed(beyond.saturating_sub(context))
+                Some(noticed(beyond.saturating_sub(context)))
             }
         }
     }
@@ -102,19 +103,19 @@ mod tests {
     fn a_newcomer_shows_beside_a_worker_whose_context_is_known() {
         let mut account = MemoryAccount::default();
         for (reading, own, unexplained) in [
-            (used(3), Own::Nothing, 0),
-            (used(1000), Own::Changing, 0),
-            (used(3 + 550 + 2048), data(2048), 0),
-            (used(3 + 560 + 2048), data(2048), 0),
-            (used(3 + 550 + 2048 + 400), data(2048), 400),
+            (used(3), Own::Nothing, Some(0)),
+            (used(1000), Own::Changing, None),
+            (used(3 + 550 + 2048), data(2048), Some(0)),
+            (used(3 + 560 + 2048), data(2048), Some(0)),
+            (used(3 + 550 + 2048 + 400), data(2048), Some(400)),
             // Data freed, context kept.
-            (used(3 + 550), data(0), 0),
-            (used(3 + 550 + 400), data(0), 400),
-            (used(403), Own::Nothing, 400),
-            (used(3), Own::Nothing, 0),
+            (used(3 + 550), data(0), Some(0)),
+            (used(3 + 550 + 400), data(0), Some(400)),
+            (used(403), Own::Nothing, Some(400)),
+            (used(3), Own::Nothing, Some(0)),
         ] {
             let found = account.unexplained(reading, own);
-            assert_eq!(found, unexplained * MIB, "{reading:?} {own:?}");
+            assert_eq!(found, unexplained.map(|it| it * MIB), "{reading:?} {own:?}");
         }
     }
 
@@ -123,25 +124,25 @@ mod tests {
         let mut account = MemoryAccount::default();
         assert_eq!(
             account.unexplained(used(257), Own::Nothing),
-            0,
+            Some(0),
             "1 MiB is not noticed"
         );
         let mut account = MemoryAccount::default();
-        assert!(account.unexplained(used(600), Own::Nothing) > 0);
+        assert!(account.unexplained(used(600), Own::Nothing) > Some(0));
         assert!(
-            account.unexplained(used(600), Own::Nothing) > 0,
+            account.unexplained(used(600), Own::Nothing) > Some(0),
             "still not"
         );
-        assert_eq!(account.unexplained(used(100), Own::Nothing), 0);
+        assert_eq!(account.unexplained(used(100), Own::Nothing), Some(0));
         // What was believed to be the driver's part shrinks and does not grow.
-        assert_eq!(account.unexplained(used(170), Own::Nothing), 70 * MIB);
+        assert_eq!(account.unexplained(used(170), Own::Nothing), Some(70 * MIB));
         let with_reserved = Used {
             without_reserved: false,
             ..used(900)
         };
         assert_eq!(
             MemoryAccount::default().unexplained(with_reserved, Own::Nothing),
-            0
+            Some(0)
         );
     }
 
@@ -150,6 +151,6 @@ mod tests {
         let mut account = MemoryAccount::default();
         account.unexplained(used(0), Own::Nothing);
         let found = account.unexplained(used(4096), data(1024));
-        assert_eq!(found, 2048 * MIB);
+        assert_eq!(found, Some(2048 * MIB));
     }
 }

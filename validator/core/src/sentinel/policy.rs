@@ -419,8 +419,10 @@ impl Gpu {
         self.last_look = Some(now);
         let own = self.own(look.at);
         let was_foreign = self.foreign().is_some();
-        if let Some(used) = look.used {
-            self.unexplained_bytes = self.account.unexplained(used, own);
+        // A reading that is no evidence does not clear the one before: the worker of a GPU that
+        // was taken ends, and its memory settles, for longer than the quiet time on a loaded host.
+        if let Some(bytes) = look.used.and_then(|it| self.account.unexplained(it, own)) {
+            self.unexplained_bytes = bytes;
         }
         if let Some(listed) = look.foreign {
             self.last_list = Some(now);

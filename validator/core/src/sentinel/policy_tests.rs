@@ -239,6 +239,37 @@ fn memory_that_nobody_explains_is_a_process() {
     assert_eq!(world.states(), [State::Working, State::Working]);
 }
 
+/// On a loaded host every reading for longer than the quiet time may be from before the worker's
+/// end.
+#[test]
+fn readings_that_are_no_evidence_do_not_free_a_gpu() {
+    let mut world = World::working(1);
+    world.gpu(0).foreign_mib = 400;
+    world.now += ms(100);
+    world.look("GPU-0");
+    world.reads_nvml = false;
+    let read_at = world.now;
+    for _ in 0..400 {
+        world.run(ms(100));
+        let look = Look {
+            at: read_at,
+            used: Some(Used {
+                bytes: (3 + CONTEXT_MIB + DATA_MIB + 400) * MIB,
+                without_reserved: true,
+            }),
+            foreign: None,
+        };
+        let gpu = "GPU-0".to_owned();
+        world.observe(Observation::Look { gpu, look });
+    }
+    assert_eq!(world.count(Action::Start), 0);
+    assert_eq!(world.states(), [State::Away]);
+    world.gpu(0).foreign_mib = 0;
+    world.reads_nvml = true;
+    world.run(ms(31_000));
+    assert_eq!(world.states(), [State::Working]);
+}
+
 #[test]
 fn a_reading_from_before_the_worker_had_its_memory_does_not_hide_its_context() {
     let mut world = World::new(1);

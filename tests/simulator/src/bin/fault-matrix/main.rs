@@ -1,9 +1,12 @@
 //! `fault-matrix`: runs the validator on every healthy node and on every fault, and compares each
 //! verdict with the fault's file: exactly those checks are not green, with those verdicts, on those
-//! GPUs. `cargo xtask fault-matrix` runs it with the release binary.
+//! GPUs. A fault with `sentinel` comes while the sentinel works its node, too. `cargo xtask
+//! fault-matrix` runs it with the release binary.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 #![allow(clippy::print_stderr, reason = "errors of a command line")]
+
+mod sentinel;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -47,7 +50,24 @@ struct Case {
     /// Every check that is not green, and its verdict.
     trips: BTreeMap<String, ExpectedVerdict>,
     profile: Option<PathBuf>,
-    level: &'static str,
+    mode: Mode,
+}
+
+/// The command of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// `run` at a level.
+    Run(&'static str),
+    Sentinel,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Run(level) => level,
+            Self::Sentinel => "sentinel",
+        }
+    }
 }
 
 /// What a case showed.
@@ -121,7 +141,7 @@ fn healthy_cases(catalogue: &Catalogue, profiles: &Path) -> Result<Vec<Case>> {
             fault: None,
             trips: trips.clone(),
             profile,
-            level: "standard",
+            mode: Mode::Run("standard"),
         };
         cases.push(case(format!("healthy {node}"), None));
         let family = node.split('.').next().unwrap_or_default();
@@ -140,24 +160,32 @@ fn healthy_cases(catalogue: &Catalogue, profiles: &Path) -> Result<Vec<Case>> {
 }
 
 fn fault_cases(catalogue: &Catalogue) -> Result<Vec<Case>> {
-    let names = catalogue.names(Kind::Fault)?;
-    let case = |name: String| {
+    let mut cases = Vec::new();
+    for name in catalogue.names(Kind::Fault)? {
         let (_, fault) = catalogue.fault(&name)?;
         let level = match fault.level {
             simulator::faults::Level::Quick => "quick",
             simulator::faults::Level::Standard => "standard",
             simulator::faults::Level::Extended => "extended",
         };
-        Ok(Case {
+        let case = |title: String, mode, trips| Case {
+            name: title,
             node: fault.node.clone(),
-            trips: fault.trips.clone(),
-            fault: Some((name.clone(), fault)),
-            name,
+            trips,
+            fault: Some((name.clone(), fault.clone())),
             profile: None,
-            level,
-        })
-    };
-    names.into_iter().map(case).collect()
+            mode,
+        };
+        cases.push(case(name.clone(), Mode::Run(level), fault.trips.clone()));
+        if fault.sentinel.is_some() {
+            cases.push(case(
+                format!("sentinel, {name}"),
+                Mode::Sentinel,
+                BTreeMap::new(),
+            ));
+        }
+    }
+    Ok(cases)
 }
 
 /// Two at a time: the validator itself uses several processes.
@@ -205,6 +233,61 @@ fn run_case(
     case: &Case,
     folder: &Path,
 ) -> Result<Shown> {
+    match case.mode {
+        Mode::Run(level) => run_at_level(catalogue, arguments, case, level, folder),
+        Mode::Sentinel => run_sentinel(catalogue, arguments, case, folder),
+    }
+}
+
+fn run_sentinel(
+    catalogue: &Catalogue,
+    arguments: &Arguments,
+    case: &Case,
+    folder: &Path,
+) -> Result<Shown> {
+    let (name, fault) = case
+        .fault
+        .as_ref()
+        .context("a sentinel's case has a fault")?;
+    let expected = fault
+        .sentinel
+        .as_ref()
+        .context("the fault has no `sentinel`")?;
+    let node = prepare_node(&NodeRequest {
+        folder,
+        library: &arguments.library,
+        catalogue,
+        node: &case.node,
+        faults: &[],
+        overrides: &[],
+    })?;
+    let resolved = simulator::resolve::resolve(catalogue, &case.node, &[], &[])?;
+    let count = simulator::resolve::scenario_at_start(&resolved)?.gpus.len();
+    let ill = fault.selection().indices(count);
+    let started = Instant::now();
+    let differences = sentinel::differences(
+        &arguments.validator,
+        catalogue,
+        &node,
+        name,
+        expected,
+        (&ill, count),
+    )?;
+    let tripped = [("sentinel".to_owned(), expected.state.word().to_owned())].into();
+    Ok(Shown {
+        tripped,
+        differences,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+fn run_at_level(
+    catalogue: &Catalogue,
+    arguments: &Arguments,
+    case: &Case,
+    level: &str,
+    folder: &Path,
+) -> Result<Shown> {
     let faults: Vec<String> = case.fault.iter().map(|(name, _)| name.clone()).collect();
     let node = prepare_node(&NodeRequest {
         folder,
@@ -224,7 +307,7 @@ fn run_case(
         std::thread::sleep(parse_delay(delay)?);
     }
     let started = Instant::now();
-    let report = run_validator(arguments, case, &node)?;
+    let report = run_validator(arguments, case, level, &node)?;
     let seconds = started.elapsed().as_secs_f64();
     let mut differences = Vec::new();
     if report["simulated"].as_str() != Some(node.scenario_name.as_str()) {
@@ -253,7 +336,12 @@ fn parse_delay(text: &str) -> Result<Duration> {
     })?))
 }
 
-fn run_validator(arguments: &Arguments, case: &Case, node: &PreparedNode) -> Result<Value> {
+fn run_validator(
+    arguments: &Arguments,
+    case: &Case,
+    level: &str,
+    node: &PreparedNode,
+) -> Result<Value> {
     let json = node.folder.join("report.json");
     let mut command = Command::new(&arguments.validator);
     // No simulated driver is slow, so that one which does not answer need not be waited for as long
@@ -265,7 +353,7 @@ fn run_validator(arguments: &Arguments, case: &Case, node: &PreparedNode) -> Res
             "--deadline-scale",
             "0.2",
             "--level",
-            case.level,
+            level,
             "--sysroot",
         ])
         .arg(&node.sysroot)
@@ -392,7 +480,7 @@ fn columns(shown: &[Shown]) -> Vec<&str> {
 
 fn markdown(cases: &[Case], shown: &[Shown]) -> String {
     let mut text = String::from(
-        "# Faults and the checks that see them\n\n| case | node | level | not green | as expected |\n|---|---|---|---|---|\n",
+        "# Faults and the checks that see them\n\n| case | node | level or command | not green | as expected |\n|---|---|---|---|---|\n",
     );
     for (case, shown) in cases.iter().zip(shown) {
         let tripped: Vec<String> = shown
@@ -410,7 +498,7 @@ fn markdown(cases: &[Case], shown: &[Shown]) -> String {
             "| {} | {} | {} | {} | {expected} |",
             case.name,
             case.node,
-            case.level,
+            case.mode.name(),
             tripped.join(", ")
         );
     }
@@ -425,7 +513,7 @@ fn html(cases: &[Case], shown: &[Shown]) -> String {
         "th,td{border:1px solid #8884;padding:2px 5px}thead th{writing-mode:vertical-rl;position:sticky;top:0;background:Canvas}",
         "tbody th{text-align:left;font-weight:normal;white-space:nowrap}",
         ".fail{background:#c62828;color:#fff}.error{background:#6a1b9a;color:#fff}.warn{background:#f9a825;color:#000}",
-        ".wrong{outline:2px solid red}</style><h1>Faults and the checks that see them</h1><table><thead><tr><td>case</td>"
+        ".ill{background:#c62828;color:#fff}.away,.withheld{background:#1565c0;color:#fff}.wrong{outline:2px solid red}</style><h1>Faults and the checks that see them</h1><table><thead><tr><td>case</td>"
     ));
     for column in &columns {
         let _ = write!(text, "<th>{column}</th>");
