@@ -15,7 +15,7 @@ use validator_core::facts::{
     ALLOCATION, AllocationDetail, AllocationFailures, WorkerEnd, WorkloadRun,
 };
 
-use super::chunks::WORD_BYTES;
+use super::chunks::{Extent, WORD_BYTES};
 use super::memory::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult};
 use super::start::{exited, is_same_device, visible_uuids};
 use super::{Prepared, Step, WorkerGpu, Workload};
@@ -170,9 +170,10 @@ impl PreparedAllocation<'_> {
             mask: 0,
         };
         self.kernels.clear()?;
-        self.kernels.write(memory, pattern)?;
-        let unwritten = self.kernels.unwritten(memory, pattern)?;
-        self.kernels.verify(memory, pattern)?;
+        let extent = Extent::of(memory);
+        self.kernels.write(extent, pattern)?;
+        let unwritten = self.kernels.unwritten(extent, pattern)?;
+        self.kernels.verify(extent, pattern)?;
         let result = self.kernels.result()?;
         self.count(&result, unwritten, run);
         Ok(())

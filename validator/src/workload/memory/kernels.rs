@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use validator_core::facts::{MemoryMismatch, WorkerEnd};
 
 use super::super::WorkerGpu;
-use super::super::chunks::WORD_BYTES;
+use super::super::chunks::{Extent, WORD_BYTES};
 use super::super::start::{FIRST_USE_OF_CONTEXT, exited};
 use super::pattern;
 use crate::cuda::{Argument, DeviceMemory, LaunchShape, Module, c_text};
@@ -70,7 +70,7 @@ impl<'g> PatternKernels<'g> {
     /// Launches the kernel that writes.
     pub(in crate::workload) fn write(
         &self,
-        memory: &DeviceMemory<'_, '_>,
+        memory: Extent<'_>,
         pattern: Pattern,
     ) -> Result<(), WorkerEnd> {
         self.launch(WRITE, memory, pattern)
@@ -79,18 +79,13 @@ impl<'g> PatternKernels<'g> {
     /// Launches the kernel that compares.
     pub(in crate::workload) fn verify(
         &self,
-        memory: &DeviceMemory<'_, '_>,
+        memory: Extent<'_>,
         pattern: Pattern,
     ) -> Result<(), WorkerEnd> {
         self.launch(VERIFY, memory, pattern)
     }
 
-    fn launch(
-        &self,
-        kernel: &CStr,
-        memory: &DeviceMemory<'_, '_>,
-        pattern: Pattern,
-    ) -> Result<(), WorkerEnd> {
+    fn launch(&self, kernel: &CStr, memory: Extent<'_>, pattern: Pattern) -> Result<(), WorkerEnd> {
         self.gpu.context.make_current()?;
         let arguments = [
             Argument::Pointer(memory.address()),
@@ -115,7 +110,7 @@ impl<'g> PatternKernels<'g> {
     /// kernel that does nothing would agree with another one that does nothing.
     pub(in crate::workload) fn unwritten(
         &self,
-        memory: &DeviceMemory<'_, '_>,
+        memory: Extent<'_>,
         pattern: Pattern,
     ) -> Result<u64, WorkerEnd> {
         self.gpu.context.make_current()?;

@@ -18,9 +18,8 @@ use validator_core::facts::{MemoryMismatch, WorkerEnd, WorkloadRun};
 
 pub(super) use kernels::{EXAMPLES_MAXIMUM, Pattern, PatternKernels, PatternResult};
 
-use super::chunks::{WORD_BYTES, allocate_chunks};
+use super::chunks::{Chunk, WORD_BYTES, allocate_chunks};
 use super::{Prepared, Step, WorkerGpu, Workload};
-use crate::cuda::DeviceMemory;
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
 
@@ -133,7 +132,7 @@ impl Prepared for PreparedMemory<'_> {
 struct Arena<'g> {
     gpu: &'g WorkerGpu,
     kernels: PatternKernels<'g>,
-    chunks: Vec<DeviceMemory<'g, 'static>>,
+    chunks: Vec<Chunk<'g>>,
     /// The result as it was read last.
     result: PatternResult,
     /// Words that the host read back after a write, and found wrong.
@@ -159,7 +158,7 @@ impl<'g> Arena<'g> {
     }
 
     fn pattern(&self, phase: Phase, chunk: usize, seed: u64) -> Pattern {
-        let before = self.chunks[..chunk].iter().map(DeviceMemory::bytes);
+        let before = self.chunks[..chunk].iter().map(Chunk::bytes);
         Pattern {
             // Number of the chunk's first word among all of this GPU.
             first: before.sum::<u64>() / WORD_BYTES,
@@ -172,7 +171,7 @@ impl<'g> Arena<'g> {
     fn launch(&self, phase: Phase, batch: Range<usize>, seed: u64) -> Result<(), WorkerEnd> {
         for chunk in self.present(batch) {
             let pattern = self.pattern(phase, chunk, seed);
-            let memory = &self.chunks[chunk];
+            let memory = self.chunks[chunk].extent();
             if phase.verifies {
                 self.kernels.verify(memory, pattern)?;
             } else {
@@ -197,7 +196,9 @@ impl<'g> Arena<'g> {
             self.result = self.kernels.result()?;
         } else {
             let pattern = self.pattern(phase, chunk, seed);
-            self.unwritten += self.kernels.unwritten(&self.chunks[chunk], pattern)?;
+            self.unwritten += self
+                .kernels
+                .unwritten(self.chunks[chunk].extent(), pattern)?;
         }
         Ok(())
     }

@@ -5,10 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use validator_core::facts::{WorkerEnd, WorkloadRun};
 
-use super::chunks::allocate_chunks;
+use super::chunks::{Chunk, allocate_chunks};
 use super::start::FIRST_USE_OF_CONTEXT;
 use super::{Prepared, Step, WorkerGpu, Workload};
-use crate::cuda::DeviceMemory;
 use crate::plan::MemoryShare;
 use crate::worker::protocol::Reporter;
 
@@ -41,7 +40,7 @@ impl Workload for ReserveTask {
 
 /// The memory that is held.
 pub(crate) struct PreparedReserve<'g> {
-    chunks: Vec<DeviceMemory<'g, 'static>>,
+    chunks: Vec<Chunk<'g>>,
 }
 
 impl Prepared for PreparedReserve<'_> {
