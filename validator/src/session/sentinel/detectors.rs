@@ -7,6 +7,8 @@
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -22,13 +24,21 @@ const UVM: &str = "nvidia-uvm";
 const REFERENCE_COUNT: &str = "sys/module/nvidia_uvm/refcnt";
 /// Poll interval of the reference count: a read takes microseconds.
 const REFERENCE_POLL: Duration = Duration::from_millis(5);
+/// The same while no GPU is worked and a newcomer has nothing to wait for.
+const REFERENCE_POLL_AT_REST: Duration = Duration::from_millis(100);
 /// The module may be loaded later, or again.
 const MODULE_POLL: Duration = Duration::from_secs(1);
 /// Poll interval for the end of a watch.
 const END_POLL: Duration = Duration::from_millis(200);
 
-/// Starts both below `root`. Returns what is missing, as notes.
-pub(super) fn start(root: &Path, events: &Sender<Event>, interrupt: &Interrupt) -> Vec<String> {
+/// Starts both below `root`, with the short poll interval while `has_workers`. Returns what is
+/// missing, as notes.
+pub(super) fn start(
+    root: &Path,
+    events: &Sender<Event>,
+    interrupt: &Interrupt,
+    has_workers: &Arc<AtomicBool>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     let folder = root.join("dev");
     match watch_opens(&folder) {
@@ -50,8 +60,13 @@ pub(super) fn start(root: &Path, events: &Sender<Event>, interrupt: &Interrupt) 
             path.display()
         ));
     }
-    let (events, interrupt) = (events.clone(), interrupt.clone());
-    let follow = move || follow_references(&path, &events, &interrupt);
+    let references = References {
+        path,
+        events: events.clone(),
+        interrupt: interrupt.clone(),
+        has_workers: Arc::clone(has_workers),
+    };
+    let follow = move || references.follow();
     let started = crate::threads::spawn("to read the reference count", follow);
     notes.extend(started.err().map(|error| error.to_string()));
     notes
@@ -99,37 +114,51 @@ fn follow_opens(
     }
 }
 
-fn follow_references(path: &PathBuf, events: &Sender<Event>, interrupt: &Interrupt) {
-    while interrupt.signal().is_none() {
-        if let Ok(file) = std::fs::File::open(path)
-            && !follow_counts(&file, events, interrupt)
-        {
-            return;
-        }
-        std::thread::sleep(MODULE_POLL);
-    }
+/// The poll of the reference count.
+struct References {
+    path: PathBuf,
+    events: Sender<Event>,
+    interrupt: Interrupt,
+    has_workers: Arc<AtomicBool>,
 }
 
-/// Until the module is gone; false where the sentinel is gone.
-fn follow_counts(file: &std::fs::File, events: &Sender<Event>, interrupt: &Interrupt) -> bool {
-    let mut before: Option<u64> = None;
-    while interrupt.signal().is_none() {
-        let mut text = [0; 32];
-        let Ok(length) = file.read_at(&mut text, 0) else {
-            return true;
-        };
-        let count = std::str::from_utf8(&text[..length]).ok();
-        if let Some(count) = count.and_then(|it| it.trim().parse().ok()) {
-            if before.is_some_and(|it| count > it)
-                && !tell(events, "the reference count of nvidia-uvm grew")
+impl References {
+    fn follow(&self) {
+        while self.interrupt.signal().is_none() {
+            if let Ok(file) = std::fs::File::open(&self.path)
+                && !self.follow_counts(&file)
             {
-                return false;
+                return;
             }
-            before = Some(count);
+            std::thread::sleep(MODULE_POLL);
         }
-        std::thread::sleep(REFERENCE_POLL);
     }
-    true
+
+    /// Until the module is gone; false where the sentinel is gone.
+    fn follow_counts(&self, file: &std::fs::File) -> bool {
+        let mut before: Option<u64> = None;
+        while self.interrupt.signal().is_none() {
+            let mut text = [0; 32];
+            let Ok(length) = file.read_at(&mut text, 0) else {
+                return true;
+            };
+            let count = std::str::from_utf8(&text[..length]).ok();
+            if let Some(count) = count.and_then(|it| it.trim().parse().ok()) {
+                if before.is_some_and(|it| count > it)
+                    && !tell(&self.events, "the reference count of nvidia-uvm grew")
+                {
+                    return false;
+                }
+                before = Some(count);
+            }
+            std::thread::sleep(if self.has_workers.load(Ordering::Relaxed) {
+                REFERENCE_POLL
+            } else {
+                REFERENCE_POLL_AT_REST
+            });
+        }
+        true
+    }
 }
 
 fn tell(events: &Sender<Event>, source: &'static str) -> bool {

@@ -12,6 +12,8 @@ mod workers;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,8 @@ use validator_core::sentinel::status::Status;
 
 /// Poll interval where nothing happens.
 const TICK: Duration = Duration::from_millis(20);
+/// The same while no GPU is worked: the sentinel's own cost on an idle node.
+const TICK_AT_REST: Duration = Duration::from_millis(100);
 /// Poll interval of the request files.
 const REQUESTS_POLL: Duration = Duration::from_millis(50);
 /// Interval between two looks at requests, schedulers and MPS.
@@ -108,7 +112,8 @@ pub(crate) fn watch(
     let root = options.probe.sysroot.clone().unwrap_or("/".into());
     // Ended after the workers: nothing is read while none is there.
     let detectors = Interrupt::default();
-    let mut notes = detectors::start(&root, &events, &detectors);
+    let has_workers = Arc::new(AtomicBool::new(false));
+    let mut notes = detectors::start(&root, &events, &detectors, &has_workers);
     notes.extend(withholding::pid_namespace_note());
     let uuids: Vec<String> = gpus.iter().map(|it| it.uuid.clone()).collect();
     let requests = nvml::start(
@@ -133,7 +138,7 @@ pub(crate) fn watch(
             .map(|it| (it.uuid.clone(), Watched::new(it)))
             .collect(),
         nvml: requests,
-        has_workers: false,
+        has_workers,
         events,
         folder,
         interrupt,
@@ -180,7 +185,8 @@ struct Sentinel<'a> {
     policy: Policy,
     gpus: BTreeMap<String, Watched>,
     nvml: nvml::NvmlRequests,
-    has_workers: bool,
+    /// Read by the detectors, too.
+    has_workers: Arc<AtomicBool>,
     events: Sender<Event>,
     folder: &'a OwnedFolder,
     interrupt: &'a Interrupt,
@@ -195,7 +201,12 @@ impl Sentinel<'_> {
         let mut next_second = Instant::now();
         let mut next_requests = Instant::now();
         while self.interrupt.signal().is_none() {
-            match received.recv_timeout(TICK) {
+            let tick = if self.has_workers.load(Ordering::Relaxed) {
+                TICK
+            } else {
+                TICK_AT_REST
+            };
+            match received.recv_timeout(tick) {
                 Ok(event) => {
                     self.take(event);
                     while let Ok(event) = received.try_recv() {
@@ -453,8 +464,7 @@ impl Sentinel<'_> {
             self.nvml.send(LOOK_CLOSELY);
         }
         let has_workers = self.policy.is_working();
-        if has_workers != self.has_workers {
-            self.has_workers = has_workers;
+        if has_workers != self.has_workers.swap(has_workers, Ordering::Relaxed) {
             self.nvml
                 .send(if has_workers { WORKERS } else { NO_WORKERS });
         }
