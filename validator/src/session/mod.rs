@@ -12,6 +12,7 @@ mod samples;
 mod sensors;
 pub(crate) mod sentinel;
 pub(crate) mod standby;
+pub(crate) mod worked_gpus;
 mod workload_process;
 mod workloads;
 
@@ -209,7 +210,7 @@ fn work(
         return;
     }
     let burn = session.burn.clone().and_then(|burn| {
-        let gpus = burn::visible_gpus(facts)?.unwrap_or(burn.gpus);
+        let gpus = worked_gpus::visible_gpus(facts)?.unwrap_or(burn.gpus);
         Ok(BurnOptions { gpus, ..burn })
     });
     match burn {

@@ -11,14 +11,13 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::burn::{is_in_use, is_named, task_for};
-use super::burn_process::{BurnProcess, burn_id};
+use super::burn_process::{BurnProcess, burn_id, task_for};
 use super::burn_state::State;
-use super::check_kernel::cuda_does_not_work;
 use super::deferred_probes::DeferredProbes;
 use super::sensors::Sensors;
+use super::worked_gpus::{cuda_does_not_work, is_in_use, is_named};
 use crate::interrupt::Interrupt;
-use crate::plan::BurnOptions;
+use crate::plan::{BurnOptions, random_seed};
 use crate::probe::ProbeOptions;
 use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
 use validator_core::queries::cuda_visible_devices_is_set;
@@ -56,7 +55,7 @@ impl Standby {
     /// For a burn of the GPUs that `options` names, by UUID or address.
     pub(crate) fn new(options: BurnOptions) -> Self {
         Self {
-            seed: options.seed.unwrap_or_else(super::burn::random_seed),
+            seed: options.seed.unwrap_or_else(random_seed),
             options,
             began: Instant::now(),
             state: Arc::default(),
