@@ -8,9 +8,11 @@ mod on_node;
 
 use on_node::{NODE, on_node};
 use simulator::Catalogue;
+use simulator::change::change_node;
 use simulator::cuda::api::*;
 use simulator::cuda::result;
-use simulator::node::{Node, NodeChange, change_node};
+use simulator::node::Node;
+use simulator::resolve::NodeChange;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 
