@@ -13,6 +13,7 @@ mod power_meter;
 mod protocol;
 mod read;
 mod sensors;
+mod status;
 mod users;
 mod watch;
 mod worker;
