@@ -6,6 +6,7 @@ mod cloud;
 mod instance;
 mod kubelet_taint;
 mod provision;
+mod runner_dockerfile;
 mod runner_image_build;
 mod runner_image_run;
 mod simulated_gpus;

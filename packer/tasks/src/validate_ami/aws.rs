@@ -9,7 +9,7 @@ mod access;
 mod cli;
 mod instance;
 mod matrix;
-mod plain_words;
+mod refusal;
 mod sweep;
 mod tags;
 
@@ -22,7 +22,7 @@ use self::access::Access;
 use self::cli::Cli;
 use self::instance::{Foundation, Image, Instance, Market, Request};
 use self::matrix::Entry;
-use self::plain_words::is_lack_of_quota;
+use self::refusal::is_lack_of_quota;
 use self::tags::Tags;
 use super::{Arguments, BadInput, conclude};
 use validator_remote::interrupts::Interrupts;

@@ -7,10 +7,12 @@
 
 mod certificates;
 mod checks;
+mod cluster;
 mod commands;
 mod gpu_pods;
 mod kubelet;
 mod own_node;
+mod ran;
 mod server;
 
 use std::collections::BTreeSet;

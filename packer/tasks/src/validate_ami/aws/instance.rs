@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::cli::{Cli, Refusal};
-use super::plain_words::{is_lack_of_capacity, nothing_was_done};
+use super::cli::Cli;
+use super::refusal::{Refusal, is_lack_of_capacity, nothing_was_done};
 use super::tags::{self, Tags};
 use xtask::say;
 

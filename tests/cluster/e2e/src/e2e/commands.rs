@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::checks::{Ran, validator};
 use super::kubelet::{Logs, bind, container_status, set_status, while_playing};
+use super::ran::{Ran, validator};
 use super::server::{ADMIN_TOKEN, Server};
 use super::{JOBS, create, step};
 use harness::simulate::Simulator;
