@@ -445,7 +445,7 @@ fn make_unopenable(node: &Node, folder: &str) {
     std::os::unix::fs::symlink(path.file_name().expect("a name"), &path).expect("a link to itself");
 }
 
-/// Where the driver's own list cannot be opened, NVML's minor numbers say which nodes there should
+/// Where the driver's own list cannot be opened, NVML's minor numbers name the nodes that should
 /// be.
 #[test]
 fn device_nodes_are_judged_by_nvml_where_the_drivers_list_is_hidden() {

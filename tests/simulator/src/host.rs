@@ -921,7 +921,7 @@ fn boot_messages(scenario: &Scenario) -> Vec<String> {
 /// A file that only root may read; for root, who may read every file, one that cannot be opened at
 /// all.
 fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
-    #[allow(unsafe_code, reason = "asks for the user id")]
+    #[allow(unsafe_code, reason = "reads the user id")]
     // SAFETY: takes and writes no memory.
     let is_root = unsafe { libc::geteuid() } == 0;
     if is_root {

@@ -1,6 +1,6 @@
-//! What a scenario can say beyond values at the start: memory that does not keep what was written,
-//! results that were never computed, calls that fail for one GPU, host files that follow load, and
-//! nodes that are changed while programs run.
+//! Scenarios beyond values at the start: memory that does not keep what was written, results that
+//! were never computed, calls that fail for one GPU, host files that follow load, and nodes that
+//! are changed while programs run.
 
 #![allow(unsafe_code, reason = "the driver's C interface")]
 

@@ -91,7 +91,7 @@ fn step(text: &str) {
 
 /// Each account may do what the code requires, and nothing else.
 fn accounts_have_their_rights(admin: &Kubectl, asked: &Asked) -> anyhow::Result<()> {
-    // What every account may do: ask who it is and what it may do.
+    // Rights of every account: queries of its own identity and rights.
     let everybodys: BTreeSet<Right> = rights_of(admin, SYSTEM, "gpu-validator-health", SYSTEM)?;
     ensure!(
         everybodys

@@ -135,7 +135,7 @@ fn uuid_bytes(gpu: &Gpu) -> [u8; 16] {
     bytes
 }
 
-/// `CUdevice_attribute` values that programs ask for; the rest are 0, as for a feature that is
+/// `CUdevice_attribute` values that programs query; the rest are 0, as for a feature that is
 /// absent.
 fn attribute(gpu: &Gpu, number: u32) -> i64 {
     let [domain, bus, device, _] = gpu.pci_parts().unwrap_or_default();

@@ -112,7 +112,7 @@ fn refusal(call: &str, stderr: &str) -> Refusal {
         .and_then(|(_, rest)| {
             let (code, rest) = rest.split_once(") when calling the ")?;
             let (_, rest) = rest.split_once(" operation")?;
-            // The CLI may say in brackets how often it tried.
+            // The CLI may add the number of retries in parentheses.
             let message = match rest.strip_prefix(" (") {
                 Some(rest) => rest.split_once("): ")?.1,
                 None => rest.strip_prefix(": ")?,

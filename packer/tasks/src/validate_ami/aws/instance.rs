@@ -251,7 +251,7 @@ impl<'a> Instance<'a> {
                 "{id} did not answer ssh within {} min: {said}; its console: `aws ec2 get-console-output --latest --instance-id {id}`",
                 READY_WITHIN.as_secs() / 60
             );
-            // A look at the instance costs a call, and it ends by itself rarely.
+            // Reading the instance's state costs a call, and instances rarely end by themselves.
             if attempt % 6 == 0 {
                 self.still_alive(id)?;
             }

@@ -1,5 +1,5 @@
-//! The checks that ask the API server, on node objects of the test's own: right ones, and one wrong
-//! in each way.
+//! The checks that query the API server, on node objects of the test's own: right ones, and one
+//! wrong in each way.
 
 use std::path::{Path, PathBuf};
 

@@ -20,7 +20,7 @@ const PLUGIN: &str = "nvidia-device-plugin-daemonset";
 const PLUGINS_NAMESPACE: &str = "kube-system";
 const PLUGINS_CONTAINER: &str = "nvidia-device-plugin-ctr";
 
-/// Everything that the checks ask about, but for the nodes.
+/// Everything that the checks query, except the nodes.
 #[derive(Debug)]
 pub(super) struct Cluster<'a> {
     pub(super) server: &'a Server,
@@ -141,12 +141,12 @@ impl<'a> Cluster<'a> {
         });
         kubelet::set_status(&self.admin, PLUGINS_NAMESPACE, &name, &status)?;
         if plugin == Plugin::Crashes {
-            self.say_why_it_crashes(&name)?;
+            self.record_the_crash(&name)?;
         }
         Ok(())
     }
 
-    fn say_why_it_crashes(&self, pod: &str) -> anyhow::Result<()> {
+    fn record_the_crash(&self, pod: &str) -> anyhow::Result<()> {
         self.logs.write(
             pod,
             PLUGINS_NAMESPACE,

@@ -50,8 +50,8 @@ impl<'a> Commands<'a> {
         })
     }
 
-    /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns
-    /// its output.
+    /// Runs `cargo xtask` with these arguments, which must end with `code` and print `words`;
+    /// returns its output.
     fn xtask(&self, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<String> {
         // The program of `cargo xtask k8s`.
         let program = workspace::program(&workspace::shell()?, "kubernetes-tasks")?;

@@ -1,4 +1,4 @@
-//! Pods that ask for a GPU each, on the real API server; the test plays the scheduler and the
+//! Pods that request a GPU each, on the real API server; the test plays the scheduler and the
 //! kubelet.
 
 use std::collections::BTreeSet;

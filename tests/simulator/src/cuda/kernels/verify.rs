@@ -188,7 +188,7 @@ impl<'launch> Strips<'launch> {
             .sum()
     }
 
-    /// Compares every strip; `sm_of` a strip's first row and word is the one that looks at it.
+    /// Compares every strip; `sm_of` a strip's first row and word is the one that reads it.
     pub(super) fn compare(
         &self,
         launch: &Launch<'launch>,
