@@ -129,10 +129,14 @@ impl ReportFiles {
             to_stdout(text);
         }
         for file in &self.files {
+            if !file.is_stdout() && file.trouble.is_none() {
+                continue;
+            }
             match ((file.render)(run), &file.trouble) {
-                (Ok(text), _) if file.is_stdout() => to_stdout(&text),
                 (Ok(text), Some(reason)) => save_elsewhere(file.what, &file.path, reason, &text),
-                (Ok(_), None) => {}
+                (Ok(text), None) => {
+                    to_stdout(&text);
+                }
                 (Err(error), _) => {
                     note_lost_report();
                     to_stderr(&format!("error: the {} is missing: {error:#}\n", file.what));

@@ -25,7 +25,7 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// Burns the requested GPUs, all in parallel, and puts the results into `facts.load`.
 ///
-/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others
+/// Needs the facts of stage gpu, and adds those of the deferred probes that stand by. A GPU that others
 /// use is not burned unless requested. Workers in standby get the order to begin; for GPUs without
 /// one they are started.
 pub(crate) fn burn(
@@ -111,7 +111,7 @@ pub(crate) fn burn(
     if let Some(sensors) = sensors {
         facts.load.sensors = sensors.finish();
     }
-    standby.add_late(facts, interrupt);
+    standby.add_deferred_probes(facts, interrupt);
     for uuid in &options.gpus {
         facts
             .load

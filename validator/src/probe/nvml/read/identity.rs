@@ -5,7 +5,7 @@ use validator_core::facts::{
 };
 
 use super::super::calls::Called;
-use super::super::driver::PciIdentity;
+use super::super::library::PciIdentity;
 use super::super::status;
 use super::GpuReader;
 

@@ -3,7 +3,7 @@
 use validator_core::facts::{FabricState, NvLink, PcieLink, Reading};
 
 use super::super::calls::{Called, Failure};
-use super::super::driver::FabricInfo;
+use super::super::library::FabricInfo;
 use super::super::status;
 use super::GpuReader;
 
