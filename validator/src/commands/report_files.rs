@@ -478,11 +478,26 @@ mod tests {
         ReportFiles {
             files: vec![ReportFile {
                 what: "metrics",
-                render: |_| "up 1\n".to_owned(),
+                render: |_| Ok("up 1\n".to_owned()),
                 path: path.to_owned(),
                 trouble: None,
             }],
         }
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_made_leaves_no_file_and_its_reason() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut reports = metrics_to(&folder.path().join("metrics"));
+        reports.files[0].render = |_| anyhow::bail!("a suite is missing");
+        let facts = Facts::default();
+        let run = Run::judged(facts, &Profile::default(), "built-in", Level::Quick);
+        reports.write(&run);
+        assert_eq!(
+            reports.files[0].trouble.as_deref(),
+            Some("a suite is missing")
+        );
+        assert!(!reports.files[0].path.exists());
     }
 
     #[test]
