@@ -274,7 +274,7 @@ fn launches_before_sweeps(faulty: &Faulty, products: &Value) -> u64 {
     faulty.launches() - number(products, "products") - computed_again
 }
 
-/// Spoils results as `kinds` say, one kind after another, and compares what the worker found with
+/// Spoils results in each of `kinds`, one after another, and compares what the worker found with
 /// what was spoiled.
 fn is_found(kernel: Kernel, kinds: &[&str], memory: u64) {
     // Launches from one kind to the next: more than are under way at a time.

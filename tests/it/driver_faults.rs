@@ -167,7 +167,7 @@ fn a_call_that_hangs_on_eight_gpus_costs_three_deadlines() {
 
 /// The calls of NVML that read one GPU.
 fn calls_of_a_gpu() -> String {
-    let functions = functions_named_in("probe/nvml/driver.rs", "nvml");
+    let functions = functions_named_in("probe/nvml/library.rs", "nvml");
     let reads = |it: &&String| {
         it.starts_with("nvmlDeviceGet") && !it.contains("GetCount") && !it.contains("GetHandle")
     };
@@ -274,7 +274,7 @@ fn crash_each(functions: &BTreeSet<String>, library: &str, level: &str) {
 
 #[test]
 fn whichever_nvml_function_crashes_nothing_fails_and_nothing_passes_unseen() {
-    let mut functions = functions_named_in("probe/nvml/driver.rs", "nvml");
+    let mut functions = functions_named_in("probe/nvml/library.rs", "nvml");
     functions.retain(|it| {
         ["nvmlDevice", "nvmlSystem", "nvmlInit"]
             .iter()
@@ -445,7 +445,7 @@ fn make_unopenable(node: &Node, folder: &str) {
     std::os::unix::fs::symlink(path.file_name().expect("a name"), &path).expect("a link to itself");
 }
 
-/// Where the driver's own list cannot be opened, NVML's minor numbers say which nodes there should
+/// Where the driver's own list cannot be opened, NVML's minor numbers name the nodes that should
 /// be.
 #[test]
 fn device_nodes_are_judged_by_nvml_where_the_drivers_list_is_hidden() {

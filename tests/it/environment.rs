@@ -610,7 +610,7 @@ for device in devices:
 print("MATRICES:%d RIGHT:%d" % (matrices, right))
 "#;
 
-/// A machine without a toolkit: the burn does not need one, and one line says that there is none.
+/// A machine without a toolkit: the burn does not need one, and one line reports its absence.
 #[test]
 fn without_a_toolkit_the_burn_runs_all_the_same() {
     let node = Node::healthy("h200x1");

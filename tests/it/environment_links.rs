@@ -69,7 +69,7 @@ fn image(scratch: &Scratch, name: &str) -> PathBuf {
     root
 }
 
-/// What `torch_cuda` says of the image on a machine where nothing else is in the way.
+/// The finding of `torch_cuda` for the image on a machine without other faults.
 fn judge(image: &Path) -> (i32, Value) {
     let (code, value) = judge_image(image, "H200 driver 570");
     let found = finding(&value, "torch_cuda");

@@ -150,7 +150,7 @@ fn node_object(devices: usize) -> Value {
     })
 }
 
-/// The verdict of each check that looks at Kubernetes.
+/// The verdict of each check of Kubernetes.
 fn verdicts(ran: &Ran) -> Vec<(&'static str, String)> {
     const CHECKS: [&str; 11] = [
         "device_plugin_allocatable",
@@ -359,7 +359,7 @@ fn a_kubelet_that_is_required_and_absent_is_an_error() {
 fn the_gate_opens_a_node_that_passes_with_exactly_its_rights() {
     let cluster = Cluster::healthy("h200x1");
     let role = said(validator().args(["kubernetes", "rbac", "gate"]));
-    // The API's checks need more; without a kubelet and without being required they ask for
+    // The API's checks need more; without a kubelet and without being required they request
     // nothing.
     let yaml = role
         .1

@@ -1,4 +1,4 @@
-//! The validator's processes, looked at and disturbed from outside.
+//! The validator's processes, inspected and disturbed from outside.
 
 use std::collections::BTreeMap;
 use std::process::Command;

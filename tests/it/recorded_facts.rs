@@ -252,7 +252,7 @@ fn anonymous_facts_identify_nothing_and_are_judged_alike() {
     assert!(ran.stdout.contains("anonymized: "), "{}", ran.stdout);
 }
 
-/// The arguments are refused with exit code 3, at once, and stderr names the file and says `says`.
+/// The arguments are refused with exit code 3, at once, and stderr names the file and holds `says`.
 fn refused(arguments: &[&Path], file: &Path, says: &str) {
     let started = Instant::now();
     let (code, stdout, stderr) = said(validator().args(arguments));

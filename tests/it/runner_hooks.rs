@@ -940,7 +940,7 @@ impl Api {
         Self { url, requests }
     }
 
-    /// `METHOD path` of each request, after a look at its token.
+    /// `METHOD path` of each request, after a check of its token.
     fn requests(&self) -> Vec<String> {
         let requests = self.requests.lock().expect("held by nobody who died");
         let first_lines = requests.iter().map(|request| {

@@ -1,5 +1,5 @@
-//! A process that gets less from its machine than it needs: what it could not look at is an error,
-//! never a pass nor a fail.
+//! A process that gets less from its machine than it needs: a value that it could not read is an
+//! error, never a pass nor a fail.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;

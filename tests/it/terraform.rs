@@ -113,7 +113,7 @@ fn only_the_environments_name_confirms() {
     for (typed, applied) in [("staging\n", true), ("y\n", false), ("", false)] {
         let terraform = Terraform::new("1.13.3", 2);
         let path = std::env::var("PATH").expect("PATH");
-        // script(1) gives it a terminal to ask on.
+        // script(1) gives it a terminal for its prompt.
         let mut child = Command::new("script")
             .args(["--quiet", "--return", "--command"])
             .arg(format!(

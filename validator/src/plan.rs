@@ -128,6 +128,14 @@ impl MemoryShare {
     }
 }
 
+/// The seed of a run that none was requested for.
+pub(crate) fn random_seed() -> u64 {
+    let since_epoch = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::from(since_epoch.subsec_nanos()) << 32 ^ since_epoch.as_secs()
+}
+
 /// How far the burn of one GPU is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct BurnProgress {
@@ -153,4 +161,15 @@ pub(crate) enum BurnState {
     Starting,
     Running,
     Ended,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_the_memory() {
+        assert_eq!(MemoryShare::Percent(50.0).of(1000), 500);
+        assert_eq!(MemoryShare::Bytes(7).of(1000), 7);
+    }
 }

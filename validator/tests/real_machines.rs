@@ -1,7 +1,9 @@
 //! Facts of real machines, and their expected verdicts.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 use validator_core::facts::{Facts, Reading};
@@ -144,4 +146,54 @@ fn every_file_of_facts_has_its_verdicts() {
         }
     }
     assert_eq!(machines, 5);
+}
+
+/// Samples of format 1 are written as plain columns, which the command of docs/facts.md prints.
+#[test]
+fn the_documented_jq_command_prints_every_sample() {
+    let text = read("h100x4.facts.json");
+    assert!(text.contains("\"format\": 1"), "facts of the first format");
+    let facts = Facts::from_json(text.as_bytes()).expect("facts");
+    let mut expected = Vec::new();
+    for (uuid, log) in &facts.load.sensors {
+        for it in &log.samples {
+            let cell = |value: Option<i64>| value.map_or(String::new(), |it| it.to_string());
+            let cells = [
+                cell(it.power_mw.map(i64::from)),
+                cell(it.sm_mhz.map(i64::from)),
+                cell(it.gpu_c.map(i64::from)),
+            ];
+            expected.push(format!(
+                "\"{uuid}\",{:.0},{}",
+                it.t * 1000.0,
+                cells.join(",")
+            ));
+        }
+    }
+    assert!(expected.len() > 100, "{}", expected.len());
+    let guide = read("../../docs/facts.md");
+    let command = guide.lines().find(|it| it.starts_with("jq -r '"));
+    let filter = command
+        .and_then(|it| it.split('\'').nth(1))
+        .expect("a command");
+    let jq = Command::new("jq")
+        .args(["-r", filter])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut jq = match jq {
+        Ok(jq) => jq,
+        Err(error) => {
+            eprintln!("not tried without jq: {error}");
+            return;
+        }
+    };
+    let mut input = jq.stdin.take().expect("its input");
+    let facts = serde_json::to_vec(&facts).expect("JSON");
+    let writer = std::thread::spawn(move || input.write_all(&facts));
+    let output = jq.wait_with_output().expect("jq ends");
+    writer.join().expect("no panic").expect("jq reads all");
+    assert!(output.status.success());
+    let printed = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(printed.lines().collect::<Vec<_>>(), expected);
 }

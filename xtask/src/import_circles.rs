@@ -1,9 +1,5 @@
 //! `cargo xtask import-circles`: fails where modules of a crate import each other in a circle,
 //! outside tests.
-//!
-//! Circles that the tree still has are listed tie by tie in `xtask/import-circles.txt`. The list
-//! can only shrink: a tie that is in a circle and not listed is an error, and so is a listed one
-//! that is part of no circle any more.
 
 mod graph;
 mod source;
@@ -12,46 +8,23 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use anyhow::bail;
-use graph::{Circle, Tie, Ties};
+use graph::{Circle, Ties};
 use source::Crate;
 use xshell::Shell;
 
 use crate::{packages, workspace};
 
-const LIST: &str = "xtask/import-circles.txt";
-
-/// Fail on circles of imports between modules that xtask/import-circles.txt does not list
-#[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// Remove the listed ties that are part of no circle any more; adds nothing
-    #[arg(long)]
-    shrink: bool,
-}
-
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     let crates = read_crates(&shell)?;
-    let list = shell.read_file(LIST)?;
-    let compared = compare(&crates, &list);
-    if arguments.shrink {
-        shell.write_file(LIST, &compared.still_listed)?;
-    }
-    let mut errors = compared.unlisted;
-    if !arguments.shrink {
-        errors.extend(compared.stale);
-    }
-    if !errors.is_empty() {
-        bail!("imports:\n{}", errors.join("\n"));
+    let circles: Vec<String> = crates.iter().flat_map(circles).collect();
+    if !circles.is_empty() {
+        bail!("imports:\n{}", circles.join("\n"));
     }
     println!(
-        "{} modules of {} crates; {} ties in listed circles",
+        "{} modules of {} crates without a circle of imports",
         crates.iter().map(|it| it.modules).sum::<usize>(),
         crates.len(),
-        compared
-            .still_listed
-            .lines()
-            .filter(|it| is_tie(it))
-            .count()
     );
     Ok(())
 }
@@ -87,81 +60,33 @@ fn read_crates(shell: &Shell) -> anyhow::Result<Vec<Read>> {
     Ok(crates)
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Compared {
-    /// A text for each circle that is not listed.
-    unlisted: Vec<String>,
-    /// A text for each line of the list that names no tie of a circle.
-    stale: Vec<String>,
-    /// The list without these lines.
-    still_listed: String,
-}
-
-fn compare(crates: &[Read], list: &str) -> Compared {
-    let listed: BTreeSet<&str> = list
-        .lines()
-        .filter(|it| is_tie(it))
-        .map(str::trim)
-        .collect();
-    let mut compared = Compared::default();
-    let mut there = BTreeSet::new();
-    for Read { name, ties, .. } in crates {
-        let mut circles = Vec::new();
-        for (tie, circle) in ties.circles() {
-            let line = line_of(name, &tie);
-            if !listed.contains(&*line) {
-                circles.push(circle);
-            }
-            there.insert(line);
-        }
-        // Short ones first, and none that shares a tie with one that is shown: a circle makes many
-        // others.
-        circles.sort_by_key(Vec::len);
-        let mut shown = BTreeSet::new();
-        for circle in circles {
-            if circle.iter().all(|tie| !shown.contains(tie)) {
-                compared.unlisted.push(described(name, &circle, &listed));
-                shown.extend(circle);
-            }
+/// A text for each circle of a crate.
+fn circles(Read { name, ties, .. }: &Read) -> Vec<String> {
+    let mut circles: Vec<Circle<'_>> = ties.circles().into_values().collect();
+    // Short ones first, and none that shares a tie with one that is shown: a circle makes many
+    // others.
+    circles.sort_by_key(Vec::len);
+    let mut shown = BTreeSet::new();
+    let mut texts = Vec::new();
+    for circle in circles {
+        if circle.iter().all(|tie| !shown.contains(tie)) {
+            texts.push(described(name, &circle));
+            shown.extend(circle);
         }
     }
-    for (line, number) in list.lines().zip(1..) {
-        if is_tie(line) && !there.contains(line.trim()) {
-            compared.stale.push(format!(
-                "{LIST}:{number}: `{}` is part of no circle any more; `cargo xtask import-circles --shrink` removes the line",
-                line.trim()
-            ));
-        } else {
-            let _ = writeln!(compared.still_listed, "{line}");
-        }
-    }
-    compared
+    texts
 }
 
-fn is_tie(line: &str) -> bool {
-    !line.trim().is_empty() && !line.starts_with('#')
-}
-
-/// `validator: facts::gpu -> facts::reading`, as the list has it.
-fn line_of(name: &str, tie: &Tie<'_>) -> String {
-    format!("{name}: {} -> {}", tie.from.join("::"), tie.to.join("::"))
-}
-
-fn described(name: &str, circle: &Circle<'_>, listed: &BTreeSet<&str>) -> String {
+fn described(name: &str, circle: &Circle<'_>) -> String {
     let mut text = String::from("a circle of imports:");
     for tie in circle {
-        let import = tie.import;
-        let line = line_of(name, tie);
-        let known = if listed.contains(&*line) {
-            " (listed)"
-        } else {
-            ""
-        };
         let _ = write!(
             text,
-            "\n  {}:{}: {line}{known}",
-            import.file.display(),
-            import.line
+            "\n  {}:{}: {name}: {} -> {}",
+            tie.import.file.display(),
+            tie.import.line,
+            tie.from.join("::"),
+            tie.to.join("::")
         );
     }
     text
@@ -171,7 +96,7 @@ fn described(name: &str, circle: &Circle<'_>, listed: &BTreeSet<&str>) -> String
 mod tests {
     use std::path::Path;
 
-    use super::{Compared, Crate, Read, Ties, compare};
+    use super::{Crate, Read, Ties, circles};
 
     /// A crate of these files, `lib.rs` first.
     fn read(files: &[(&str, &str)]) -> Read {
@@ -190,8 +115,8 @@ mod tests {
         }
     }
 
-    fn compared(files: &[(&str, &str)], list: &str) -> Compared {
-        compare(&[read(files)], list)
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        circles(&read(files))
     }
 
     #[test]
@@ -208,7 +133,7 @@ mod tests {
             ),
         ];
         assert_eq!(read(&files).modules, 4);
-        assert_eq!(compared(&files, ""), Compared::default());
+        assert_eq!(found(&files), [""; 0]);
     }
 
     #[test]
@@ -220,9 +145,8 @@ mod tests {
             ("b/deep.rs", "fn f() {\n\n  vec![crate::c::C::new()];\n}"),
             ("c.rs", "pub use super::a::A as C;"),
         ];
-        let found = compared(&files, "");
         assert_eq!(
-            found.unlisted,
+            found(&files),
             [concat!(
                 "a circle of imports:",
                 "\n  a.rs:2: x: a -> b",
@@ -238,9 +162,8 @@ mod tests {
             "lib.rs",
             "mod a { pub mod one { use super::two::T; } pub mod two { use crate::a::one; pub struct T; } }",
         )];
-        let found = compared(&files, "");
         assert_eq!(
-            found.unlisted,
+            found(&files),
             [
                 "a circle of imports:\n  lib.rs:1: x: a::one -> a::two\n  lib.rs:1: x: a::two -> a::one"
             ]
@@ -250,7 +173,7 @@ mod tests {
             "lib.rs",
             "mod a { pub mod one { use super::S; } use one::O; pub struct S; }",
         )];
-        assert_eq!(compared(&files, ""), Compared::default());
+        assert_eq!(found(&files), [""; 0]);
     }
 
     #[test]
@@ -262,8 +185,8 @@ mod tests {
                 ("a.rs", "use crate::B; pub struct A;"),
                 ("b.rs", "use super::a::A; pub struct B;"),
             ];
-            let found = compared(&files, "");
-            assert_eq!(found.unlisted.len(), 1, "{facade}: {found:?}");
+            let found = found(&files);
+            assert_eq!(found.len(), 1, "{facade}: {found:?}");
         }
     }
 
@@ -282,7 +205,7 @@ mod tests {
                 ("a.rs", "use crate::b::B; pub struct A;"),
                 ("b.rs", text),
             ];
-            assert_eq!(compared(&files, ""), Compared::default(), "{text}");
+            assert_eq!(found(&files), [""; 0], "{text}");
         }
     }
 
@@ -301,47 +224,8 @@ mod tests {
                 ("a.rs", "use crate::b::B; pub struct A;"),
                 ("b.rs", &*text),
             ];
-            assert_eq!(compared(&files, "").unlisted.len(), 1, "{before}");
+            assert_eq!(found(&files).len(), 1, "{before}");
         }
-    }
-
-    #[test]
-    fn a_listed_circle_passes_and_a_line_without_one_is_an_error() {
-        let files = [
-            ("lib.rs", "mod a; mod b; mod c;"),
-            ("a.rs", "use crate::b; use crate::c;"),
-            ("b.rs", "use crate::a;"),
-            ("c.rs", ""),
-        ];
-        let list = "# why\nx: a -> b\nx: b -> a\n";
-        let listed = Compared {
-            still_listed: list.to_owned(),
-            ..Compared::default()
-        };
-        assert_eq!(compared(&files, list), listed);
-        let found = compared(&files, &format!("{list}x: a -> c\n"));
-        assert_eq!(found.still_listed, list);
-        assert!(found.unlisted.is_empty());
-        let [stale] = &found.stale[..] else {
-            panic!("{found:?}");
-        };
-        assert!(
-            stale.starts_with("xtask/import-circles.txt:4: `x: a -> c` is part of no circle"),
-            "{stale}"
-        );
-        // A tie that closes another circle among listed modules.
-        let closed = compared(
-            &[files[0], files[1], files[2], ("c.rs", "use crate::a::A;")],
-            list,
-        );
-        let ["a circle of imports:\n  a.rs:1: x: a -> c\n  c.rs:1: x: c -> a"] = &closed
-            .unlisted
-            .iter()
-            .map(String::as_str)
-            .collect::<Vec<_>>()[..]
-        else {
-            panic!("{closed:?}");
-        };
     }
 
     #[test]

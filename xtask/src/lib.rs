@@ -67,7 +67,8 @@ enum Task {
     /// Measure speed, memory, environments and false alarms on this machine's GPUs
     Hardware(Words),
     Fuzz(fuzz::Arguments),
-    ImportCircles(import_circles::Arguments),
+    /// Fail where modules of a crate import each other in a circle
+    ImportCircles,
     /// Check, compare, apply and delete the Kubernetes manifests, and validate nodes with them
     K8s(Words),
     /// Install and check the runners of GitHub Actions on Kubernetes
@@ -114,7 +115,7 @@ fn crate_of(task: &Task) -> Option<(&'static str, &'static str, &Words)> {
         | Task::Codegen(_)
         | Task::Ci(_)
         | Task::Fuzz(_)
-        | Task::ImportCircles(_)
+        | Task::ImportCircles
         | Task::Kernels { .. }
         | Task::Monitoring
         | Task::Packages(_)
@@ -137,7 +138,7 @@ pub fn main() -> ExitCode {
         Task::Codegen(arguments) => codegen::run(&arguments),
         Task::Ci(arguments) => return ci::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
-        Task::ImportCircles(arguments) => import_circles::run(&arguments),
+        Task::ImportCircles => import_circles::run(),
         Task::Kernels { check } => workspace::shell().and_then(|sh| kernels::run(&sh, check)),
         Task::Test(arguments) => test_groups::run(&arguments),
         Task::Monitoring => monitoring::run(),

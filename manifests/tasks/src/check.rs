@@ -44,7 +44,7 @@ pub fn run() -> anyhow::Result<()> {
         granted.push((overlay, in_the_cluster, in_the_namespace));
     }
     for overlay in Overlay::all()? {
-        // Kept apart from what the policies look at: a runner is a machine for others' jobs, and
+        // Kept apart from the subjects of the policies: a runner is a machine for others' jobs, and
         // writes to its root.
         let file = workspace::target().join(format!("kubernetes/runners-{overlay}.yaml"));
         let objects = runners::checked_objects(&shell, &overlay)?;

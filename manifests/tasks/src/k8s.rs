@@ -70,7 +70,7 @@ struct ApplyArguments {
 struct DeleteArguments {
     #[command(flatten)]
     cluster: ClusterArguments,
-    /// Do not ask
+    /// Apply without a confirmation
     #[arg(long)]
     yes: bool,
 }

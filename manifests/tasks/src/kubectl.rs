@@ -95,7 +95,7 @@ impl Kubectl {
         Ok(missing)
     }
 
-    /// Whether the cluster is otherwise than `manifests` say; the differences are shown.
+    /// Whether the cluster differs from `manifests`; the differences are shown.
     pub fn differs(&self, manifests: &str) -> anyhow::Result<bool> {
         let arguments = [
             "diff",

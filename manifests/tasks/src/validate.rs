@@ -15,7 +15,7 @@ use xtask::workspace;
 
 const NAMESPACE: &str = "gpu-bringup";
 const GPU: &str = "nvidia.com/gpu";
-/// How often the job is looked at.
+/// Poll interval of the job.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 
 /// Validate one node, or all GPU nodes, by a job that gets its GPUs from the device plugin
@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     /// Every node that is labelled nvidia.com/gpu=true
     #[arg(long, group = "which")]
     fleet: bool,
-    /// How much to look at
+    /// How much is read and tested
     #[arg(long, value_name = "LEVEL", default_value = "standard")]
     level: String,
     /// Give up after so many seconds, the wait for GPUs included
@@ -145,7 +145,7 @@ struct Group {
     nodes: Vec<String>,
 }
 
-/// GPU nodes and how many GPUs pods may ask for there.
+/// GPU nodes and how many GPUs pods may request there.
 fn gpu_nodes(kubectl: &Kubectl, wanted: Option<&str>) -> anyhow::Result<Vec<(String, u64)>> {
     let list = match wanted {
         Some(name) => json!({"items": [kubectl.json(&["get", "node", name, "--output=json"])?]}),

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 enum Task {
     /// Build it on distroless with buildah, docker or podman
     Build(BuildArguments),
-    /// Build it with buildah on a small Debian made here, start the validator in it, and look at
+    /// Build it with buildah on a small Debian made here, start the validator in it, and check
     /// its user
     Check(CheckArguments),
 }

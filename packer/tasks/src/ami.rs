@@ -101,7 +101,7 @@ pub fn fmt(check: bool) -> anyhow::Result<()> {
 /// All templates when none is named.
 pub fn validate(templates: &[String], variables: &[String]) -> anyhow::Result<()> {
     let packer = Packer::install()?;
-    // Packer wants the files that it would upload to be there; what is in them is not looked at.
+    // Packer wants the files that it would upload to be there; their contents are not read.
     let folder = workspace::target().join("ami/placeholders");
     std::fs::create_dir_all(&folder)?;
     for name in ["gpu-validator", "gpu-validator.1"] {

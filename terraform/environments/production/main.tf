@@ -1,9 +1,9 @@
-# Where jobs run: on demand, because an interrupted job costs more than the discount.
+# The environments differ in settings.tf alone; the other files of staging are links to those of production.
 
 module "validation_instance" {
   source = "../../modules/validation-instance"
 
-  name       = "validation-instance"
+  name       = local.validation_instance
   vpc_id     = var.vpc_id
   subnet_ids = var.private_subnet_ids
 
@@ -21,12 +21,12 @@ module "node_group" {
   ami_id                  = var.ami_id
   operating_system        = each.value.operating_system
   instance_types          = each.value.instance_types
-  capacity_type           = each.value.capacity_type
+  capacity_type           = coalesce(each.value.capacity_type, local.capacity_type)
   capacity_reservation_id = each.value.capacity_reservation_id
   subnet_ids              = coalesce(each.value.subnet_ids, var.private_subnet_ids)
   scaling = {
     min_size     = each.value.min_size
-    max_size     = each.value.max_size
+    max_size     = coalesce(each.value.max_size, local.max_size)
     desired_size = each.value.desired_size
   }
   placement_group = each.value.placement_group

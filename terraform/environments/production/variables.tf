@@ -29,15 +29,15 @@ variable "ami_id" {
 }
 
 variable "node_groups" {
-  description = "Node groups by name; what is left out is as in modules/eks-gpu."
+  description = "Node groups by name; what is left out is as in settings.tf and modules/eks-gpu."
   type = map(object({
     instance_types          = list(string)
-    max_size                = number
+    max_size                = optional(number)
     min_size                = optional(number, 0)
     desired_size            = optional(number)
     subnet_ids              = optional(list(string))
     operating_system        = optional(string, "al2023")
-    capacity_type           = optional(string, "ON_DEMAND")
+    capacity_type           = optional(string)
     capacity_reservation_id = optional(string)
     placement_group         = optional(bool)
     efa                     = optional(bool)
@@ -45,7 +45,7 @@ variable "node_groups" {
     labels                  = optional(map(string), {})
   }))
   default = {
-    g5 = { instance_types = ["g5.xlarge", "g5.2xlarge"], max_size = 8 }
+    g5 = { instance_types = ["g5.xlarge", "g5.2xlarge"] }
   }
 }
 

@@ -7,20 +7,12 @@ terraform {
       version = "~> 6.25"
     }
   }
-
-  # Bucket and region come from backend.hcl (see backend.hcl.example). The lock is an object beside the state, which
-  # Terraform knows since 1.10; `cargo xtask tf` asks for that version.
-  backend "s3" {
-    key          = "gpu-bringup/production.tfstate"
-    encrypt      = true
-    use_lockfile = true
-  }
 }
 
 provider "aws" {
   region = var.region
 
   default_tags {
-    tags = { "gpu-bringup.dev/environment" = "production" }
+    tags = { "gpu-bringup.dev/environment" = local.environment }
   }
 }

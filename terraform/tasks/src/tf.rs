@@ -33,19 +33,19 @@ enum Action {
         #[arg(value_name = "ENVIRONMENT")]
         environment: String,
     },
-    /// Show what changes, ask, and do it
+    /// Show the plan, request confirmation, and apply it
     Apply {
         #[arg(value_name = "ENVIRONMENT")]
         environment: String,
-        /// Do not ask
+        /// Proceed without a confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Show what is removed, ask, and remove it
+    /// Show what is removed, request confirmation, and remove it
     Destroy {
         #[arg(value_name = "ENVIRONMENT")]
         environment: String,
-        /// Do not ask
+        /// Proceed without a confirmation
         #[arg(long)]
         yes: bool,
     },

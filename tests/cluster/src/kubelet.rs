@@ -68,7 +68,7 @@ pub struct Container {
     pub device_ids: Vec<String>,
 }
 
-/// What the kubelet and the plugin say.
+/// The lists of the kubelet and of the plugin.
 #[derive(Clone, Debug, Default)]
 pub struct KubeletScript {
     /// Ids that may be given away, by resource.
@@ -203,7 +203,7 @@ impl Kubelet {
         lock(&self.registered).clone()
     }
 
-    /// What plugins that have registered say of their devices now.
+    /// The devices that registered plugins report now.
     pub fn followed(&self) -> Followed {
         lock(&self.followed).clone()
     }
@@ -387,7 +387,7 @@ async fn follow(
     endpoint: String,
     resource: String,
 ) {
-    // An error is the end of the stream: the kubelet logs it, and so would a test that looks at the
+    // An error is the end of the stream: the kubelet logs it, and so would a test that reads the
     // plugin's own log.
     let _ = read_lists(&plugins, &followed, &endpoint, &resource).await;
     for (_, health) in lock(&followed).entry(resource).or_default() {

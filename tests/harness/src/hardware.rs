@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     /// An older validator, measured in turns with this one
     #[arg(long, value_name = "FILE")]
     old: Option<PathBuf>,
-    /// Try the script on a simulated node; its figures say nothing about hardware
+    /// Try the script on a simulated node; its figures are not those of hardware
     #[arg(long, value_name = "NODE")]
     simulated: Option<String>,
     /// Folder of figures.json and facts.json

@@ -190,7 +190,7 @@ impl Bake {
         parent.join(self.name())
     }
 
-    /// Where the image's gpu-validator comes from. On simulated GPUs it must look at those.
+    /// Where the image's gpu-validator comes from. On simulated GPUs it must read those.
     fn validator_folder(
         &self,
         parent: &Path,

@@ -133,7 +133,7 @@ impl Images {
     }
 }
 
-/// Boots a machine and looks at what it wrote down.
+/// Boots a machine and reads the files that it wrote.
 struct Trial<'a> {
     name: &'a str,
     disk: &'a Path,

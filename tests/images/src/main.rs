@@ -6,6 +6,7 @@ mod cloud;
 mod instance;
 mod kubelet_taint;
 mod provision;
+mod runner_dockerfile;
 mod runner_image_build;
 mod runner_image_run;
 mod simulated_gpus;
@@ -23,8 +24,8 @@ use xtask::{command_line, dist};
 /// Prove the machine images: templates, systemd units, and whole bakes on a simulated machine
 ///
 /// A bake runs the real Packer and the real provisioners. moto answers in AWS's place; the instance
-/// is a namespace behind an sshd on loopback, in which stand-ins take the place of package managers
-/// (tests/images).
+/// is a namespace served by an sshd on loopback, in which stand-ins take the place of package
+/// managers (tests/images).
 #[derive(Debug, clap::Args)]
 struct Arguments {
     /// Only these parts [default: all but boot]
@@ -45,7 +46,7 @@ enum Part {
     KubeletTaint,
     /// What an instance that did not pass reports
     Withheld,
-    /// hadolint has nothing to say of the runner's Dockerfile
+    /// hadolint reports nothing for the runner's Dockerfile
     Dockerfile,
     /// What the provisioners leave on a simulated machine: how it joins its cluster, and what a job
     /// may do there

@@ -335,7 +335,7 @@ mod tests {
                 "{script}"
             );
         }
-        // What looks at the machine or cleans it belongs to whole bakes.
+        // Steps that inspect or clean the machine belong to whole bakes.
         let others = [
             "start-nvidia-driver.sh",
             "run-validation.sh",

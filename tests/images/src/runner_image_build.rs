@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use xshell::{Shell, cmd};
 
-use super::runner_image_run;
+use super::{runner_dockerfile, runner_image_run};
 use packer_tasks::runner_image::{self, BuildArguments};
 use xtask::{debian_userland, workspace};
 
@@ -98,7 +98,7 @@ fn make_base(shell: &Shell, folder: &Path) -> anyhow::Result<[String; 2]> {
     let downloads = shell.create_dir(extra.join("downloads"))?;
     let archive = downloads.join(format!(
         "actions-runner-linux-x64-{}.tar.gz",
-        dockerfile_argument(shell, "ACTIONS_RUNNER_VERSION")?
+        runner_dockerfile::argument(shell, "ACTIONS_RUNNER_VERSION")?
     ));
     cmd!(
         shell,
@@ -139,13 +139,4 @@ fn sum(shell: &Shell, path: &Path) -> anyhow::Result<String> {
         .next()
         .unwrap_or_default()
         .to_owned())
-}
-
-/// The default of an ARG.
-pub(super) fn dockerfile_argument(shell: &Shell, name: &str) -> anyhow::Result<String> {
-    let text = shell.read_file("packer/runner-gpu/Dockerfile")?;
-    text.lines()
-        .find_map(|line| line.strip_prefix(&format!("ARG {name}=")))
-        .map(str::to_owned)
-        .with_context(|| format!("the Dockerfile has no ARG {name}"))
 }

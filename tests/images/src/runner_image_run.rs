@@ -4,7 +4,7 @@
 use anyhow::{Context as _, ensure};
 use xshell::{Shell, cmd};
 
-use super::runner_image_build::dockerfile_argument;
+use super::runner_dockerfile;
 
 /// Two builds of one file with the image's own settings: the second finds in the cache whatever the
 /// first compiled.
@@ -100,7 +100,7 @@ fn look(shell: &Shell, container: &str) -> anyhow::Result<()> {
 /// Requests that package managers must have received, with the versions of the Dockerfile's
 /// arguments.
 fn wanted_installations(shell: &Shell) -> anyhow::Result<Vec<String>> {
-    let argument = |name| dockerfile_argument(shell, name);
+    let argument = |name| runner_dockerfile::argument(shell, name);
     let (cuda, cudnn) = (argument("CUDA_VERSION")?, argument("CUDNN_VERSION")?);
     let major = cuda.split('.').next().unwrap_or_default();
     let toolkit = format!("cuda-toolkit-{}", cuda.replace('.', "-"));

@@ -1,7 +1,7 @@
 //! A kill at a random moment of each command leaves no torn report, no stale green and no orphan
 //! (threat model: T1).
 //!
-//! Each test prints its seed. `GPU_BRINGUP_ATTACK_TRIALS` says how often each command is killed.
+//! Each test prints its seed. `GPU_BRINGUP_ATTACK_TRIALS` is the number of kills of each command.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -150,7 +150,7 @@ fn a_killed_sentinel() {
         kill(&mut sentinel, Duration::from_millis(random.below(1500)));
         assert_whole(&copy);
         assert_whole(&node.folder().join("run/sentinel.json"));
-        // What it says of a sentinel that is gone is no statement on the GPUs.
+        // The status of a sentinel that is gone is no statement on the GPUs.
         let status = node.validator().args(["sentinel", "status"]).output();
         let status = status.expect("the validator starts");
         assert_eq!(status.status.code(), Some(2), "trial {trial}: {status:?}");

@@ -311,8 +311,8 @@ impl Gpu {
 }
 
 impl ThrottleReason {
-    /// Whether it lowers the clock under load; the others only say why a clock is what it was set
-    /// to.
+    /// Whether it lowers the clock under load; the others only name the setting that it
+    /// follows.
     fn slows(self) -> bool {
         matches!(
             self,
@@ -433,7 +433,7 @@ mod tests {
     fn a_queue_of_launches_is_full_load_until_it_ends() {
         let (gpu, state) = (h200(), state());
         let end = launches_with_gaps(&gpu, &state, 50);
-        // A look at the sensors between two launches.
+        // A reading of the sensors between two launches.
         state.advance(&gpu, end + 100_000_000, false);
         let loaded = readings(&gpu, &state, 0.0);
         assert_eq!(loaded.power_mw, gpu.power.limit_mw);

@@ -140,8 +140,8 @@ pub enum Level {
     Extended,
 }
 
-/// What a check must say. A pass or a skip is never listed: everything that is not listed must be
-/// one of these.
+/// The verdict that a check must have. A pass or a skip is never listed: everything that is not
+/// listed must be one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpectedVerdict {

@@ -58,7 +58,7 @@ pub struct Gpu {
     /// What the driver keeps for itself; CUDA's total is `memory - memory_reserved`.
     pub memory_reserved: Bytes,
     /// The most that `cuMemGetInfo` calls free; null is what really is. A program that takes what
-    /// is free would otherwise ask a CPU to fill and to multiply 139 GiB. A larger allocation
+    /// is free would otherwise make a CPU fill and multiply 139 GiB. A larger allocation
     /// succeeds, as far as the GPU has the memory.
     #[serde(default = "quickly_computed")]
     pub cuda_free_memory_maximum: Option<Bytes>,

@@ -414,8 +414,10 @@ fn write_pci(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         root.folder(&folder)?;
         write_pci_link(root, &folder, gpu, LinkLoad::Saving)?;
         write_pci_regions(root, &folder, gpu)?;
-        let numa_node = crate::nvml::topology::numa_node(index, count);
-        root.write(&format!("{folder}/numa_node"), format!("{numa_node}\n"))?;
+        root.write(
+            &format!("{folder}/numa_node"),
+            format!("{}\n", numa_node(index, count)),
+        )?;
         write_aer_counters(root, &folder, gpu)?;
         // Without its module a device is bound to nothing, unless another driver took it.
         if is_loaded(scenario) || scenario.host.pci_driver != "nvidia" {
@@ -919,7 +921,7 @@ fn boot_messages(scenario: &Scenario) -> Vec<String> {
 /// A file that only root may read; for root, who may read every file, one that cannot be opened at
 /// all.
 fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
-    #[allow(unsafe_code, reason = "asks for the user id")]
+    #[allow(unsafe_code, reason = "reads the user id")]
     // SAFETY: takes and writes no memory.
     let is_root = unsafe { libc::geteuid() } == 0;
     if is_root {
@@ -928,6 +930,11 @@ fn write_unreadable_kernel_log(root: &Root<'_>) -> Result<()> {
     root.write("dev/kmsg", "")?;
     let nobody = std::fs::Permissions::from_mode(0o000);
     std::fs::set_permissions(root.path("dev/kmsg"), nobody).context("set the mode of dev/kmsg")
+}
+
+/// Half of the GPUs of a large node are on each of its two CPU sockets.
+pub(crate) fn numa_node(gpu: usize, count: usize) -> u32 {
+    u32::from(count > 4 && gpu >= count / 2)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ impl Instances {
         let root = named("GPU_SIMULATOR_DIR")
             .or_else(|| named("XDG_RUNTIME_DIR").map(|path| path.join("gpu-simulator")));
         Self::at(root.unwrap_or_else(|| {
-            #[allow(unsafe_code, reason = "asks for the user id")]
+            #[allow(unsafe_code, reason = "reads the user id")]
             // SAFETY: takes and writes no memory.
             let user = unsafe { libc::geteuid() };
             std::env::temp_dir().join(format!("gpu-simulator-{user}"))

@@ -14,8 +14,10 @@
 )]
 
 pub mod catalogue;
+pub mod change;
 pub mod cublaslt;
 pub mod cuda;
+pub(crate) mod dotted_path;
 pub mod dynamics;
 pub(crate) mod elf;
 pub mod faults;
@@ -32,6 +34,7 @@ pub mod quantity;
 pub mod resolve;
 pub mod scenario;
 pub mod state;
+mod system_path;
 mod threads;
 pub mod wrong_results;
 

@@ -1,15 +1,10 @@
-//! What keeps a simulated driver from being taken for a real one: the marker symbol, and the
-//! refusal to work when installed among the system's libraries.
+//! The symbol that marks a driver library as simulated.
 
-#![allow(unsafe_code, reason = "an exported C symbol, and dladdr")]
+#![allow(unsafe_code, reason = "an exported C symbol")]
 
 use crate::node::Node;
-use anyhow::{Result, bail};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
-
-/// Folders below which the libraries refuse to work.
-const SYSTEM_FOLDERS: [&str; 6] = ["/usr", "/lib", "/lib64", "/lib32", "/opt", "/etc"];
 
 /// The scenario's name with its faults, such as `p5.48xlarge+xid-79`; the empty string when there
 /// is no node.
@@ -23,61 +18,4 @@ pub extern "C" fn gpu_simulator_scenario() -> *const c_char {
         CString::new(name).unwrap_or_default()
     })
     .as_ptr()
-}
-
-/// Fails when this library was loaded from a system folder.
-pub(crate) fn refuse_system_path() -> Result<()> {
-    let Some(path) = own_path() else {
-        return Ok(());
-    };
-    // Both names count: a link in a system folder is an installation as much as the file itself.
-    let real = std::fs::canonicalize(&path).map(|path| path.to_string_lossy().into_owned());
-    for name in [Some(path), real.ok()].into_iter().flatten() {
-        if is_system_path(&name) {
-            bail!(
-                "{name} is a simulated driver library and must not be installed under system paths"
-            );
-        }
-    }
-    Ok(())
-}
-
-fn is_system_path(path: &str) -> bool {
-    SYSTEM_FOLDERS.iter().any(|folder| {
-        path.strip_prefix(folder)
-            .is_some_and(|rest| rest.starts_with('/'))
-    })
-}
-
-/// The file that this code was loaded from.
-pub(crate) fn own_path() -> Option<String> {
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    let address: extern "C" fn() -> *const c_char = gpu_simulator_scenario;
-    // SAFETY: looks an address of this library up and fills `info`.
-    let found = unsafe { libc::dladdr(address as *const libc::c_void, &raw mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr gave a string that lives as long as the library is loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(name.to_string_lossy().into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn system_folders_are_told_from_others() {
-        assert!(is_system_path("/usr/lib/x86_64-linux-gnu/libcuda.so.1"));
-        assert!(is_system_path("/lib64/libnvidia-ml.so.1"));
-        assert!(is_system_path("/opt/nvidia/libcuda.so.1"));
-        assert!(!is_system_path("/home/me/node/lib/libcuda.so.1"));
-        assert!(!is_system_path("/usrlocal/libcuda.so.1"));
-    }
 }

@@ -1,7 +1,7 @@
 //! The node that this process sees: the scenario, the shared state, and the changes that take
 //! effect in time.
 
-use crate::catalogue::Catalogue;
+use crate::dotted_path::set_path;
 use crate::dynamics::{self, Readings};
 use crate::gpu::{Gpu, NvmlCalls};
 use crate::quantity::Trigger;
@@ -54,7 +54,7 @@ impl Node {
     }
 
     fn from_environment() -> Result<Self> {
-        crate::marker::refuse_system_path()?;
+        crate::system_path::refuse_system_path()?;
         let folder = std::env::var_os(NODE_VARIABLE).with_context(|| {
             format!("{NODE_VARIABLE} is not set; run the program under `gpu-simulator run NODE -- PROGRAM`")
         })?;
@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// The scenario's file as it is now, and how often it was replaced.
-    fn resolved(&self) -> (u64, Arc<ResolvedScenario>) {
+    pub(crate) fn resolved(&self) -> (u64, Arc<ResolvedScenario>) {
         let generation = self.state.generation();
         let known = self.resolved.read().unwrap_or_else(PoisonError::into_inner);
         if known.0 == generation {
@@ -130,7 +130,7 @@ impl Node {
         for (index, change) in resolved.timed.iter().enumerate() {
             if fired.has(index) {
                 for (path, new) in &change.values {
-                    crate::resolve::set_path(&mut value, path, new.clone());
+                    set_path(&mut value, path, new.clone());
                 }
             }
         }
@@ -330,37 +330,6 @@ fn read_scenario(folder: &Path) -> Result<ResolvedScenario> {
         path.display()
     );
     Ok(resolved)
-}
-
-/// Faults set on a node while programs run on it.
-#[derive(Debug)]
-pub struct NodeChange<'change> {
-    pub catalogue: &'change Catalogue,
-    /// Everything back to what the node was without faults, before the rest.
-    pub healthy: bool,
-    /// Names or files of faults; their times count from now.
-    pub faults: &'change [String],
-    /// `PATH=VALUE`, such as `gpus.3.temperature.load_c=95`.
-    pub overrides: &'change [String],
-}
-
-/// Changes a prepared node, for the programs that run on it as for those to come. Returns the
-/// scenario's new name.
-pub fn change_node(folder: &Path, change: &NodeChange<'_>) -> Result<String> {
-    let lock = std::fs::File::create(folder.join("change.lock"))
-        .with_context(|| format!("there is no simulated node in {}", folder.display()))?;
-    lock.lock().context("wait for another change of the node")?;
-    let node = Node::open(folder)?;
-    let (_, resolved) = node.resolved();
-    let changed = crate::resolve::resolve_change(&resolved, change, &node.state)?;
-    let path = folder.join(SCENARIO_FILE);
-    let new = path.with_extension("json.new");
-    std::fs::write(&new, serde_json::to_vec(&changed)?)
-        .with_context(|| format!("write {}", new.display()))?;
-    std::fs::rename(&new, &path).with_context(|| format!("replace {}", path.display()))?;
-    node.state.next_generation();
-    node.advance();
-    Ok(changed.name)
 }
 
 /// What a library does before it answers a call: it may be slow, hang, crash, or return a set

@@ -169,7 +169,7 @@ fn install_libraries(
         &[".1", ""],
         &scenario.cuda,
     )?;
-    // cuBLASLt follows the toolkit, not the driver; both majors that programs ask for are there.
+    // cuBLASLt follows the toolkit, not the driver; both majors that programs load are there.
     for (soname, version) in [(".12", "12.9.1.4"), (".13", "13.1.0.3")] {
         install(
             own,

@@ -1,7 +1,7 @@
 //! Work on several threads, of which the host may refuse some (`RLIMIT_NPROC`): a driver that
 //! panics then would look like a broken GPU.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
 /// Calls `work` for each item: on the caller's thread, and on as many more as the host grants, up
@@ -12,7 +12,7 @@ pub(crate) fn in_parallel<I: Iterator + Send>(
     work: impl Fn(I::Item) + Sync,
 ) {
     let left = Mutex::new(items);
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || lock(&left).next();
     let take_all = || {
         while let Some(item) = next() {
             work(item);
@@ -26,4 +26,10 @@ pub(crate) fn in_parallel<I: Iterator + Send>(
         }
         take_all();
     });
+}
+
+/// A poisoned lock only means that a call of the program under test panicked inside; the data is
+/// kept valid at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
-//! What a scenario can say beyond values at the start: memory that does not keep what was written,
-//! results that were never computed, calls that fail for one GPU, host files that follow load, and
-//! nodes that are changed while programs run.
+//! Scenarios beyond values at the start: memory that does not keep what was written, results that
+//! were never computed, calls that fail for one GPU, host files that follow load, and nodes that
+//! are changed while programs run.
 
 #![allow(unsafe_code, reason = "the driver's C interface")]
 
@@ -8,9 +8,11 @@ mod on_node;
 
 use on_node::{NODE, on_node};
 use simulator::Catalogue;
+use simulator::change::change_node;
 use simulator::cuda::api::*;
 use simulator::cuda::result;
-use simulator::node::{Node, NodeChange, change_node};
+use simulator::node::Node;
+use simulator::resolve::NodeChange;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 

@@ -452,3 +452,14 @@ impl Run {
         }
     }
 }
+/// How many GPUs the findings are about.
+pub(crate) fn gpu_count(findings: &[Finding]) -> usize {
+    let mut gpus: Vec<&Subject> = findings
+        .iter()
+        .map(|it| &it.subject)
+        .filter(|it| it.is_gpu())
+        .collect();
+    gpus.sort_unstable();
+    gpus.dedup();
+    gpus.len()
+}

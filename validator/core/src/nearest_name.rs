@@ -19,6 +19,19 @@ pub fn nearest_name<'a>(mistyped: &str, valid: impl Iterator<Item = &'a str>) ->
         .map(|(_, name)| name)
 }
 
+/// `did you mean …?` where one name is near enough to be meant, and the valid names in any case.
+pub(crate) fn nearest_name_hint<'a>(
+    offending: &str,
+    valid: impl Iterator<Item = &'a str> + Clone,
+) -> String {
+    let names: Vec<&str> = valid.clone().collect();
+    let all = format!("valid here: {}", names.join(", "));
+    match nearest_name(offending, valid) {
+        Some(name) => format!("did you mean `{name}`? {all}"),
+        None => all,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::nearest_name;

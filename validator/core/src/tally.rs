@@ -3,134 +3,130 @@
 
 use crate::findings::{Judgement, Outcome, Verdict};
 
-/// How many texts of the worst verdict the summary holds; the rest is counted there and listed
-/// under `observed`.
+/// How many texts of the worst verdict the summary of a tally holds; the rest is counted there and
+/// listed under `observed`.
 const TEXTS_IN_THE_SUMMARY: usize = 3;
 
-/// Texts by verdict, each a fragment that names its object.
+/// Judgements about parts of one subject.
+///
+/// A failure that was seen outweighs a part that could not be read, which outweighs everything
+/// else. A part that does not apply is left out unless none applies.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    parts: Vec<(Verdict, String)>,
+    parts: Vec<Outcome>,
 }
 
 impl Tally {
     pub(crate) fn pass(&mut self, text: impl Into<String>) {
-        self.parts.push((Verdict::Pass, text.into()));
+        self.parts.push(Outcome::pass(text));
     }
 
     pub(crate) fn warn(&mut self, text: impl Into<String>) {
-        self.parts.push((Verdict::Warn, text.into()));
+        self.parts.push(Outcome::warn(text));
     }
 
     pub(crate) fn error(&mut self, text: impl Into<String>) {
-        self.parts.push((Verdict::Error, text.into()));
+        self.parts.push(Outcome::error(text));
     }
 
     pub(crate) fn fail(&mut self, text: impl Into<String>) {
-        self.parts.push((Verdict::Fail, text.into()));
+        self.parts.push(Outcome::fail(text));
     }
 
-    /// Takes over all texts of `other`.
+    /// Takes over all parts of `other`.
     pub(crate) fn add(&mut self, other: Self) {
         self.parts.extend(other.parts);
     }
 
-    /// Takes over all texts of `other`, what failed there as a warning.
-    pub(crate) fn add_softened(&mut self, other: Self) {
-        let soften = |verdict| match verdict {
-            Verdict::Fail => Verdict::Warn,
-            verdict => verdict,
-        };
-        let parts = other.parts.into_iter();
-        self.parts
-            .extend(parts.map(|(verdict, text)| (soften(verdict), text)));
+    /// Takes over all parts of `other`, failures as warnings.
+    pub(crate) fn add_softened(&mut self, mut other: Self) {
+        for part in &mut other.parts {
+            if part.verdict == Verdict::Fail {
+                part.verdict = Verdict::Warn;
+            }
+        }
+        self.add(other);
     }
 
     /// The worst verdict so far: fail, then error, then warn, then pass; `None` when nothing was
     /// judged.
     pub(crate) fn worst(&self) -> Option<Verdict> {
-        self.parts.iter().map(|(verdict, _)| *verdict).max()
+        let verdicts = self.parts.iter().map(|it| it.verdict);
+        verdicts.filter(|it| *it != Verdict::Skip).max()
     }
 
-    /// The outcome of the worst verdict. All texts that are not right are under `observed` when the
-    /// summary has not room for them. `nothing` is the outcome when nothing was judged.
+    /// The outcome of the worst verdict, shortened. All texts that are not right are under
+    /// `observed` where there are several. `nothing` is the outcome when nothing was judged.
     pub(crate) fn outcome(self, nothing: Outcome) -> Outcome {
         let Some(worst) = self.worst() else {
             return nothing;
         };
-        let texts: Vec<&str> = self
-            .parts
-            .iter()
-            .filter(|(verdict, _)| *verdict == worst)
-            .map(|(_, text)| text.as_str())
-            .collect();
+        let texts = self.texts(worst, |it| Some(&it.summary));
         let shown = texts.len().min(TEXTS_IN_THE_SUMMARY);
         let summary = match texts.len() - shown {
             0 => texts.join("; "),
             more => format!("{}; and {more} more", texts[..shown].join("; ")),
         };
-        let outcome = match worst {
-            Verdict::Pass | Verdict::Skip => Outcome::pass(summary),
-            Verdict::Warn => Outcome::warn(summary),
-            Verdict::Error => Outcome::error(summary),
-            Verdict::Fail => Outcome::fail(summary),
-        };
         let not_right: Vec<String> = self
             .parts
             .iter()
-            .filter(|(verdict, _)| *verdict != Verdict::Pass)
-            .map(|(verdict, text)| format!("{verdict}: {text}"))
+            .filter(|it| it.verdict != Verdict::Pass)
+            .map(|it| format!("{}: {}", it.verdict, it.summary))
             .collect();
+        let outcome = Outcome {
+            summary,
+            ..self.joined(worst)
+        };
         if not_right.len() > 1 {
             outcome.observed(not_right.join("\n"))
         } else {
             outcome
         }
     }
+
+    /// The parts with this verdict as one outcome, with the texts of all of them.
+    fn joined(&self, verdict: Verdict) -> Outcome {
+        let join = |of: fn(&Outcome) -> Option<&String>| {
+            let mut texts = self.texts(verdict, of);
+            texts.dedup();
+            (!texts.is_empty()).then(|| texts.join("; "))
+        };
+        let parts = || self.parts.iter().filter(|it| it.verdict == verdict);
+        Outcome {
+            verdict,
+            summary: join(|it| Some(&it.summary)).unwrap_or_default(),
+            expected: join(|it| it.expected.as_ref()),
+            observed: join(|it| it.observed.as_ref()),
+            remedy: join(|it| it.remedy.as_ref()),
+            busy: parts().any(|it| it.busy),
+            recommended_action: parts().filter_map(|it| it.recommended_action).max(),
+            cause: parts().filter_map(|it| it.cause).min(),
+            evidence: self
+                .parts
+                .iter()
+                .flat_map(|it| it.evidence.to_vec())
+                .collect(),
+        }
+    }
+
+    fn texts(&self, verdict: Verdict, of: fn(&Outcome) -> Option<&String>) -> Vec<&str> {
+        let parts = self.parts.iter().filter(|it| it.verdict == verdict);
+        parts.filter_map(of).map(String::as_str).collect()
+    }
 }
 
-/// One judgement out of several about the same subject: the worst verdict, with the texts of all
-/// parts that have it.
-///
-/// A part that does not apply is left out unless none applies. A failure that was seen outweighs a
-/// part that could not be read, which outweighs everything else.
+/// One judgement out of several about the same subject, unabridged.
 pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement {
-    let parts: Vec<Outcome> = parts
-        .into_iter()
-        .map(|part| part.unwrap_or_else(|outcome| outcome))
-        .collect();
-    let applies = |part: &&Outcome| part.verdict != Verdict::Skip;
-    let worst = parts.iter().filter(applies).map(|part| part.verdict).max();
-    let Some(verdict) = worst.or(parts.first().map(|part| part.verdict)) else {
-        return Err(Outcome::error("nothing was looked at"));
+    let parts = parts.into_iter();
+    let parts = parts.map(|part| part.unwrap_or_else(|outcome| outcome));
+    let tally = Tally {
+        parts: parts.collect(),
     };
-    let worst: Vec<&Outcome> = parts.iter().filter(|it| it.verdict == verdict).collect();
-    let join = |texts: Vec<&str>| {
-        let mut texts = texts;
-        texts.dedup();
-        (!texts.is_empty()).then(|| texts.join("; "))
-    };
-    Ok(Outcome {
-        verdict,
-        summary: join(worst.iter().map(|it| it.summary.as_str()).collect()).unwrap_or_default(),
-        expected: join(
-            worst
-                .iter()
-                .filter_map(|it| it.expected.as_deref())
-                .collect(),
-        ),
-        observed: join(
-            worst
-                .iter()
-                .filter_map(|it| it.observed.as_deref())
-                .collect(),
-        ),
-        remedy: join(worst.iter().filter_map(|it| it.remedy.as_deref()).collect()),
-        busy: worst.iter().any(|it| it.busy),
-        recommended_action: worst.iter().filter_map(|it| it.recommended_action).max(),
-        cause: worst.iter().filter_map(|it| it.cause).min(),
-        evidence: parts.iter().flat_map(|it| it.evidence.to_vec()).collect(),
-    })
+    let first = tally.parts.first().map(|part| part.verdict);
+    match tally.worst().or(first) {
+        Some(verdict) => Ok(tally.joined(verdict)),
+        None => Err(Outcome::error("nothing was looked at")),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 
-use super::burn_options::{BurnDuration, BurnMemory};
+use super::burn_options::{BurnDuration, BurnMemory, gibibytes};
 use super::burn_view::BurnView;
 use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
@@ -16,8 +16,8 @@ use super::running_burns::{
 use super::terminal::{status_with_output, to_stderr, to_stdout};
 use crate::plan::BurnOptions;
 use crate::session::SessionOptions;
-use crate::session::burn::is_named;
 use crate::session::standby::Standby;
+use crate::session::worked_gpus::{is_named, visible_gpus};
 use validator_core::facts::{Facts, Precision};
 use validator_core::findings::{ExitStatus, Run};
 use validator_core::level::Level;
@@ -367,7 +367,7 @@ fn burn_here(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
 /// leaves where it is set.
 pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec<String>> {
     if named.is_empty() {
-        let visible = crate::session::burn::visible_gpus(facts).map_err(anyhow::Error::msg)?;
+        let visible = visible_gpus(facts).map_err(anyhow::Error::msg)?;
         return Ok(visible.unwrap_or_default());
     }
     named.iter().map(|name| uuid_of(name, facts)).collect()
@@ -390,11 +390,6 @@ fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
         "no GPU {name}; expected an index, PCI address or UUID of: {}",
         known.join(", ")
     )
-}
-
-#[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
-pub(super) fn gibibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
 }
 
 /// What each GPU did, one line for each precision.

@@ -195,6 +195,11 @@ impl FromStr for WorkerMemory {
     }
 }
 
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown")]
+pub(super) fn gibibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::burn_options::gibibytes;
 use super::terminal::to_stderr;
 use crate::plan::BurnProgress;
 use crate::plan::BurnState;
@@ -199,7 +200,7 @@ fn words(progress: &BurnProgress, gpu: Option<&GpuFacts>, width: Width) -> Strin
             ", {} products verified, {} mismatches, {:.1} GiB",
             progress.products_verified,
             progress.mismatches,
-            super::burn::gibibytes(progress.memory_bytes),
+            gibibytes(progress.memory_bytes),
         );
     }
     let reasons = sensors.reasons.unwrap_or(0) & !ClocksEventReasons::GPU_IDLE;

@@ -309,7 +309,7 @@ mod tests {
         written(
             folder.path(),
             "a/report.junit.xml",
-            &validator_core::report::junit(&run),
+            &validator_core::report::junit(&run).expect("a report"),
         );
         written(folder.path(), "a/facts.json", &json);
         let one = report_of(&[&at]).expect("a report");

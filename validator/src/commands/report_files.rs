@@ -21,11 +21,13 @@ use validator_core::report::{
     ctrf, github_annotations, html, human, json, junit, markdown, metrics, ocptv, visible_json,
 };
 
+type Render = fn(&Run) -> anyhow::Result<String>;
+
 /// A report and where it goes.
 struct ReportFile {
     /// What it is, for messages: `JUnit report`.
     what: &'static str,
-    render: fn(&Run) -> String,
+    render: Render,
     path: PathBuf,
     /// The last attempt to write it failed.
     trouble: Option<String>,
@@ -46,19 +48,27 @@ pub(super) fn is_standard_output(path: &Path) -> bool {
 
 impl ReportFiles {
     pub(crate) fn new(options: &ReportOptions, facts: Option<&Path>) -> Self {
-        type Asked<'a> = (&'static str, fn(&Run) -> String, Option<&'a Path>);
+        type Asked<'a> = (&'static str, Render, Option<&'a Path>);
         let asked: [Asked<'_>; 6] = [
             ("JUnit report", junit, options.junit.as_deref()),
-            ("JSON report", json, options.json.as_deref()),
-            ("Markdown report", markdown, options.markdown.as_deref()),
-            ("HTML report", html, options.html.as_deref()),
-            ("metrics", metrics, options.metrics.as_deref()),
-            ("facts", |run| facts_json(&run.facts), facts),
+            ("JSON report", |run| Ok(json(run)), options.json.as_deref()),
+            (
+                "Markdown report",
+                |run| Ok(markdown(run)),
+                options.markdown.as_deref(),
+            ),
+            ("HTML report", |run| Ok(html(run)), options.html.as_deref()),
+            (
+                "metrics",
+                |run| Ok(metrics(run)),
+                options.metrics.as_deref(),
+            ),
+            ("facts", |run| Ok(facts_json(&run.facts)), facts),
         ];
         let more = options.more.iter().map(|it| -> Asked<'_> {
             match it.format {
-                ReportFormat::Ctrf => ("CTRF report", ctrf, Some(&it.path)),
-                ReportFormat::Ocptv => ("OCPTV report", ocptv, Some(&it.path)),
+                ReportFormat::Ctrf => ("CTRF report", |run| Ok(ctrf(run)), Some(&it.path)),
+                ReportFormat::Ocptv => ("OCPTV report", |run| Ok(ocptv(run)), Some(&it.path)),
             }
         });
         let files = asked
@@ -85,8 +95,9 @@ impl ReportFiles {
     fn write_where(&mut self, run: &Run, is_wanted: impl Fn(&ReportFile) -> bool) {
         let wanted = |it: &&mut ReportFile| !it.is_stdout() && is_wanted(it);
         for file in self.files.iter_mut().filter(wanted) {
-            let outcome = write_whole(&file.path, (file.render)(run).as_bytes());
-            let trouble = outcome.err().map(|error| error.to_string());
+            let outcome =
+                (file.render)(run).and_then(|text| Ok(write_whole(&file.path, text.as_bytes())?));
+            let trouble = outcome.err().map(|error| format!("{error:#}"));
             if let (None, Some(reason)) = (&file.trouble, &trouble) {
                 to_stderr(&format!(
                     "warning: the {} cannot be written to {}: {reason}; it is saved elsewhere at the end\n",
@@ -118,10 +129,18 @@ impl ReportFiles {
             to_stdout(text);
         }
         for file in &self.files {
-            if file.is_stdout() {
-                to_stdout(&(file.render)(run));
-            } else if let Some(reason) = &file.trouble {
-                save_elsewhere(file.what, &file.path, reason, &(file.render)(run));
+            if !file.is_stdout() && file.trouble.is_none() {
+                continue;
+            }
+            match ((file.render)(run), &file.trouble) {
+                (Ok(text), Some(reason)) => save_elsewhere(file.what, &file.path, reason, &text),
+                (Ok(text), None) => {
+                    to_stdout(&text);
+                }
+                (Err(error), _) => {
+                    note_lost_report();
+                    to_stderr(&format!("error: the {} is missing: {error:#}\n", file.what));
+                }
             }
         }
     }
@@ -459,11 +478,26 @@ mod tests {
         ReportFiles {
             files: vec![ReportFile {
                 what: "metrics",
-                render: |_| "up 1\n".to_owned(),
+                render: |_| Ok("up 1\n".to_owned()),
                 path: path.to_owned(),
                 trouble: None,
             }],
         }
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_made_leaves_no_file_and_its_reason() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut reports = metrics_to(&folder.path().join("metrics"));
+        reports.files[0].render = |_| anyhow::bail!("a suite is missing");
+        let facts = Facts::default();
+        let run = Run::judged(facts, &Profile::default(), "built-in", Level::Quick);
+        reports.write(&run);
+        assert_eq!(
+            reports.files[0].trouble.as_deref(),
+            Some("a suite is missing")
+        );
+        assert!(!reports.files[0].path.exists());
     }
 
     #[test]

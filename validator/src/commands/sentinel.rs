@@ -283,7 +283,7 @@ fn report(junit: &Path) -> anyhow::Result<ExitStatus> {
         to_stderr("no sentinel is running\n");
         return Ok(ExitStatus::NotJudged);
     };
-    let text = sentinel_junit(&status);
+    let text = sentinel_junit(&status)?;
     if junit.as_os_str() == "-" {
         to_stdout(&text);
     } else {

@@ -9,27 +9,23 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::burn_process::{BurnProcess, burn_id};
-use super::devices::device_to_use;
+use super::burn_process::{BurnProcess, burn_id, task_for};
 use super::sensors::Sensors;
 use super::standby::Standby;
+use super::worked_gpus::{is_worked, why_not_worked};
 use crate::interrupt::Interrupt;
 use crate::plan::{BurnOptions, BurnProgress};
 use crate::probe::ProbeOptions;
 use crate::worker::process::worker_program;
-use crate::workload::gemm::worker::BurnTask;
-use validator_core::facts::{
-    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Reading, WorkerEnd, XidOfOthers,
-};
+use validator_core::facts::{BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Reading, XidOfOthers};
 use validator_core::kernel_log_events::{KernelEvent, events};
-use validator_core::queries::is_hidden;
 use validator_core::worker_id::WorkerId;
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 /// Burns the requested GPUs, all in parallel, and puts the results into `facts.load`.
 ///
-/// Needs the facts of stage gpu, and adds those of the late probes that stand by. A GPU that others
+/// Needs the facts of stage gpu, and adds those of the deferred probes that stand by. A GPU that others
 /// use is not burned unless requested. Workers in standby get the order to begin; for GPUs without
 /// one they are started.
 pub(crate) fn burn(
@@ -115,7 +111,7 @@ pub(crate) fn burn(
     if let Some(sensors) = sensors {
         facts.load.sensors = sensors.finish();
     }
-    standby.add_late(facts, interrupt);
+    standby.add_deferred_probes(facts, interrupt);
     for uuid in &options.gpus {
         facts
             .load
@@ -142,74 +138,6 @@ fn refusal(
     })
 }
 
-/// The end of a worker that is not started on this GPU, or the reason why none is.
-pub(super) fn why_not_worked(
-    gpu: &GpuFacts,
-    options: &BurnOptions,
-    no_cuda: Option<&str>,
-    kernel: Option<&Reading<KernelRun>>,
-) -> Option<Reading<WorkerEnd>> {
-    if let Some(lost) = &gpu.lost {
-        return Some(Reading::NotRead(format!("the GPU is lost: {lost}")));
-    }
-    if let Some(reason) = no_cuda {
-        return Some(Reading::NotRead(reason.to_owned()));
-    }
-    // A GPU that hung or failed with one small kernel would only do so again, for as long.
-    let has_worked = |run: &KernelRun| matches!(run.end, WorkerEnd::Finished | WorkerEnd::Busy(_));
-    if kernel.is_some_and(|it| !it.value().is_some_and(has_worked)) {
-        return Some(Reading::NotRead(
-            "the check kernel did not end well on this GPU".to_owned(),
-        ));
-    }
-    if is_in_use(gpu, options) {
-        let processes = gpu.processes.value().map_or(0, Vec::len);
-        let reason = format!("{processes} other process(es) use it");
-        return Some(Reading::Value(WorkerEnd::Busy(reason)));
-    }
-    None
-}
-
-/// Whether this GPU is among those that are requested.
-pub(super) fn is_worked(uuid: &str, options: &BurnOptions) -> bool {
-    options.gpus.is_empty() || options.gpus.iter().any(|it| it == uuid)
-}
-
-/// Whether others use a GPU that is not to be shared.
-pub(super) fn is_in_use(gpu: &GpuFacts, options: &BurnOptions) -> bool {
-    gpu.processes.value().is_some_and(|it| !it.is_empty()) && !options.share
-}
-
-/// Whether `name` is this GPU's UUID or PCI address, with or without its domain.
-pub(crate) fn is_named(gpu: &GpuFacts, name: &str) -> bool {
-    let address = gpu.pci_address.value().map_or("", String::as_str);
-    let uuid = gpu.uuid.value().map_or("", String::as_str);
-    let is_address = |name: &str| !address.is_empty() && name.eq_ignore_ascii_case(address);
-    (!uuid.is_empty() && uuid.eq_ignore_ascii_case(name))
-        || is_address(name)
-        || is_address(&format!("0000:{name}"))
-}
-
-/// The assignment of this GPU's worker.
-pub(super) fn task_for(
-    options: &BurnOptions,
-    (uuid, gpu): (&str, &GpuFacts),
-    seed: u64,
-    check_kernel: bool,
-) -> Result<BurnTask, String> {
-    Ok(BurnTask {
-        device: device_to_use(gpu, uuid)?.to_owned(),
-        seconds: options.duration.as_secs_f64(),
-        precisions: options.precisions.clone(),
-        memory: options.memory,
-        inject: options.inject,
-        seed,
-        engine: options.engine,
-        standby: true,
-        check_kernel,
-    })
-}
-
 /// The worker that stands by for this GPU, or one that is started now.
 fn worker_of(
     (id, uuid, gpu): (&WorkerId, &str, &GpuFacts),
@@ -223,29 +151,6 @@ fn worker_of(
     }
     let task = task_for(options, (uuid, gpu), standby.seed, false)?;
     BurnProcess::start(&task, probe, (id, gpu), interrupt, &standby.state)
-}
-
-/// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is
-/// hidden on purpose would disturb its owner. `Ok(None)` where nothing is hidden.
-pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String> {
-    let (hidden, visible): (Vec<&GpuFacts>, Vec<&GpuFacts>) =
-        facts.gpus.iter().partition(|gpu| is_hidden(gpu, facts));
-    if hidden.is_empty() {
-        return Ok(None);
-    }
-    // No names mean every GPU to a burn.
-    if visible.is_empty() {
-        return Err("CUDA_VISIBLE_DEVICES leaves no GPU to burn".to_owned());
-    }
-    let uuids = visible.iter().filter_map(|gpu| gpu.uuid.value().cloned());
-    Ok(Some(uuids.collect()))
-}
-
-pub(super) fn random_seed() -> u64 {
-    let since_epoch = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::from(since_epoch.subsec_nanos()) << 32 ^ since_epoch.as_secs()
 }
 
 /// Xids that the kernel log gained since the host's stage read it, by the GPU that they name.
@@ -308,6 +213,7 @@ fn kernels_name(program: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use validator_core::facts::WorkerEnd;
 
     #[test]
     fn the_kernel_cuts_names() {
@@ -368,11 +274,5 @@ mod tests {
         ] {
             assert!(matches!(refused(&kernel), Some(Reading::NotRead(_))));
         }
-    }
-
-    #[test]
-    fn a_share_of_the_memory() {
-        assert_eq!(crate::plan::MemoryShare::Percent(50.0).of(1000), 500);
-        assert_eq!(crate::plan::MemoryShare::Bytes(7).of(1000), 7);
     }
 }

@@ -7,9 +7,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use super::burn_state::State;
-use super::devices::own_node;
+use super::devices::{device_to_use, own_node};
 use super::workload_process::{Follower, Start, WorkloadProcess, workload_terms};
 use crate::interrupt::Interrupt;
+use crate::plan::BurnOptions;
 use crate::probe::ProbeOptions;
 use crate::worker::clock;
 use crate::worker::device_isolation::cuda_environment;
@@ -24,6 +25,26 @@ use validator_core::worker_id::WorkerId;
 /// The one worker that burns the GPU with this UUID.
 pub(super) fn burn_id(uuid: &str) -> WorkerId {
     WorkerId::new("gemm", &[uuid], 0)
+}
+
+/// The assignment of this GPU's worker.
+pub(super) fn task_for(
+    options: &BurnOptions,
+    (uuid, gpu): (&str, &GpuFacts),
+    seed: u64,
+    check_kernel: bool,
+) -> Result<BurnTask, String> {
+    Ok(BurnTask {
+        device: device_to_use(gpu, uuid)?.to_owned(),
+        seconds: options.duration.as_secs_f64(),
+        precisions: options.precisions.clone(),
+        memory: options.memory,
+        inject: options.inject,
+        seed,
+        engine: options.engine,
+        standby: true,
+        check_kernel,
+    })
 }
 
 /// A worker that prepares, stands by, or burns.

@@ -13,6 +13,7 @@ use std::time::Instant;
 use super::SessionOptions;
 use super::devices::device_to_use;
 use super::standby::Standby;
+use super::worked_gpus::cuda_does_not_work;
 use super::workload_process::{Follower, RunFollower, WorkloadProcess, start_of};
 use crate::interrupt::Interrupt;
 use crate::plan::MemoryShare;
@@ -102,19 +103,6 @@ impl CheckWorker {
         };
         run.unwrap_or_else(|| Reading::NotRead("the thread of this GPU panicked".to_owned()))
     }
-}
-
-/// Without a driver library that initialises, no GPU can work. A probe that hung or crashed is no
-/// such answer: each GPU is still tried on its own.
-pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
-    if let Reading::NotRead(reason) = &facts.cuda.library {
-        return Some(format!("libcuda could not be loaded: {reason}"));
-    }
-    let init = facts.cuda.init.value().filter(|it| it.code != 0)?;
-    Some(format!(
-        "CUDA does not initialise: cuInit answered {} ({})",
-        init.name, init.code
-    ))
 }
 
 fn start_on(

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_millis(300);
 /// How often it is looked whether they have ended.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The late probes at work.
+/// The deferred probes at work.
 #[derive(Debug)]
 pub(crate) struct DeferredProbes {
     thread: Deferrable<Reported>,
@@ -77,7 +77,7 @@ impl DeferredProbes {
             inforom,
         }) = self.thread.join()
         else {
-            let trouble = "the thread of the late probes panicked".to_owned();
+            let trouble = "the thread of the deferred probes panicked".to_owned();
             facts.cuda.probe_trouble.push(trouble);
             return;
         };

@@ -12,6 +12,7 @@ mod samples;
 mod sensors;
 pub(crate) mod sentinel;
 pub(crate) mod standby;
+pub(crate) mod worked_gpus;
 mod workload_process;
 mod workloads;
 
@@ -126,7 +127,7 @@ pub(crate) fn collect(
         }
     });
     if let Some(standby) = &standby {
-        standby.start_late(options, interrupt, &mut facts);
+        standby.start_deferred_probes(options, interrupt, &mut facts);
     }
     name_the_lost_gpu(&mut facts);
     if options.level >= Level::Standard && interrupt.signal().is_none() {
@@ -160,7 +161,7 @@ pub(crate) fn collect(
         }
         // Where the caller burns, the deferred probes are awaited after the burn.
         if session.standby.is_none() || facts.interrupted.is_some() {
-            standby.add_late(&mut facts, interrupt);
+            standby.add_deferred_probes(&mut facts, interrupt);
         }
     }
     facts
@@ -209,7 +210,7 @@ fn work(
         return;
     }
     let burn = session.burn.clone().and_then(|burn| {
-        let gpus = burn::visible_gpus(facts)?.unwrap_or(burn.gpus);
+        let gpus = worked_gpus::visible_gpus(facts)?.unwrap_or(burn.gpus);
         Ok(BurnOptions { gpus, ..burn })
     });
     match burn {

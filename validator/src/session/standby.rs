@@ -11,14 +11,13 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::burn::{is_in_use, is_named, task_for};
-use super::burn_process::{BurnProcess, burn_id};
+use super::burn_process::{BurnProcess, burn_id, task_for};
 use super::burn_state::State;
-use super::check_kernel::cuda_does_not_work;
 use super::deferred_probes::DeferredProbes;
 use super::sensors::Sensors;
+use super::worked_gpus::{cuda_does_not_work, is_in_use, is_named};
 use crate::interrupt::Interrupt;
-use crate::plan::BurnOptions;
+use crate::plan::{BurnOptions, random_seed};
 use crate::probe::ProbeOptions;
 use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
 use validator_core::queries::cuda_visible_devices_is_set;
@@ -26,7 +25,7 @@ use validator_core::worker_id::WorkerId;
 
 /// GPUs at a time; the others get ready when the burn begins.
 const WORKERS_MAXIMUM: usize = 16;
-/// How long the late probes wait for the load to begin.
+/// How long the deferred probes wait for the load to begin.
 const START_OF_LOAD: Duration = Duration::from_secs(2);
 /// How often it is looked whether the workers are ready.
 const LOOK: Duration = Duration::from_millis(2);
@@ -41,7 +40,7 @@ pub(crate) struct Standby {
     workers: Mutex<BTreeMap<WorkerId, BurnProcess>>,
     sensors: Mutex<Option<Sensors>>,
     /// What the burn does not wait for.
-    late: Mutex<Option<DeferredProbes>>,
+    deferred: Mutex<Option<DeferredProbes>>,
 }
 
 impl std::fmt::Debug for Standby {
@@ -56,13 +55,13 @@ impl Standby {
     /// For a burn of the GPUs that `options` names, by UUID or address.
     pub(crate) fn new(options: BurnOptions) -> Self {
         Self {
-            seed: options.seed.unwrap_or_else(super::burn::random_seed),
+            seed: options.seed.unwrap_or_else(random_seed),
             options,
             began: Instant::now(),
             state: Arc::default(),
             workers: Mutex::default(),
             sensors: Mutex::default(),
-            late: Mutex::default(),
+            deferred: Mutex::default(),
         }
     }
 
@@ -115,10 +114,10 @@ impl Standby {
         }
     }
 
-    /// Starts the late probes. Where workers have shown by then that CUDA works, they are deferred
-    /// until after the burn, and else awaited. With `CUDA_VISIBLE_DEVICES` only CUDA knows which
+    /// Starts the deferred probes. Where workers have shown by then that CUDA works, the result is
+    /// awaited after the burn, and else at once. With `CUDA_VISIBLE_DEVICES` only CUDA knows which
     /// GPUs may be burned.
-    pub(crate) fn start_late(
+    pub(crate) fn start_deferred_probes(
         &self,
         probe: &ProbeOptions,
         interrupt: &Interrupt,
@@ -134,13 +133,13 @@ impl Standby {
         // The workers still ask the driver for this and that before their first products.
         let (state, is_over) = (Arc::clone(&self.state), interrupt.clone());
         let deadline = Instant::now() + START_OF_LOAD;
-        let late = DeferredProbes::start(probe, facts, move || {
+        let deferred = DeferredProbes::start(probe, facts, move || {
             let waits = || Instant::now() < deadline && is_over.signal().is_none();
             while waits() && !state.all_have_load() {
                 std::thread::sleep(LOOK);
             }
         });
-        *self.lock_late() = Some(late);
+        *self.lock_deferred() = Some(deferred);
     }
 
     /// Waits until every worker stands by or has ended. One that hangs is waited for no longer than
@@ -154,16 +153,16 @@ impl Standby {
     }
 
     /// Waits for probes that were kept.
-    pub(crate) fn add_late(&self, facts: &mut Facts, interrupt: &Interrupt) {
-        let late = self.lock_late().take();
-        if let Some(late) = late {
-            late.add_to(facts, interrupt);
+    pub(crate) fn add_deferred_probes(&self, facts: &mut Facts, interrupt: &Interrupt) {
+        let deferred = self.lock_deferred().take();
+        if let Some(deferred) = deferred {
+            deferred.add_to(facts, interrupt);
         }
     }
 
     /// Why no GPU can be worked, if CUDA reported it.
     pub(super) fn no_cuda(&self, facts: &Facts) -> Option<String> {
-        let has_said = self.lock_late().is_none();
+        let has_said = self.lock_deferred().is_none();
         has_said.then(|| cuda_does_not_work(facts))?
     }
 
@@ -180,8 +179,8 @@ impl Standby {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_late(&self) -> MutexGuard<'_, Option<DeferredProbes>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_deferred(&self) -> MutexGuard<'_, Option<DeferredProbes>> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The channel of the check kernel's result on this GPU, if a worker that stands by has run it

@@ -1,11 +1,11 @@
 //! Runs workloads in worker processes and collects their runs.
 
-use super::burn::{is_worked, why_not_worked};
 use super::devices::device_to_use;
 use super::standby::Standby;
+use super::worked_gpus::{is_worked, why_not_worked};
 use super::workload_process::{RunFollower, start_worker};
 use crate::interrupt::Interrupt;
-use crate::plan::BurnOptions;
+use crate::plan::{BurnOptions, random_seed};
 use crate::probe::ProbeOptions;
 use crate::workload::memory::MemoryTask;
 use crate::workload::{Assignment, OnForeignProcess, Task};
@@ -39,7 +39,7 @@ pub(super) fn test_memory(
             continue;
         }
         let task = Task::Memory(MemoryTask {
-            seed: options.seed.unwrap_or_else(super::burn::random_seed),
+            seed: options.seed.unwrap_or_else(random_seed),
         });
         let id = WorkerId::new(task.name(), &[uuid], 0);
         let kernel = facts.load.cuda_kernel.get(uuid);

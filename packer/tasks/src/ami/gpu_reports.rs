@@ -1,7 +1,7 @@
 //! Whether an image was judged on a GPU before it is published.
 //!
-//! Level image says of an image that its files are right. What its driver does with a GPU is known
-//! from a run on one: on the build instance, where that had a GPU, or on an instance of the image.
+//! Level image judges the files of an image. What its driver does with a GPU is known from a run on
+//! one: on the build instance, where that had a GPU, or on an instance of the image.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ fn report(path: &Path) -> anyhow::Result<Option<Value>> {
     Ok(is_report.then_some(report))
 }
 
-/// `levels` is the image's tag. Reports of other images say nothing of this one.
+/// `levels` is the image's tag. Reports of other images are no evidence for this one.
 pub(super) fn ensure_judged(
     image: &str,
     levels: &str,

@@ -9,7 +9,7 @@ mod access;
 mod cli;
 mod instance;
 mod matrix;
-mod plain_words;
+mod refusal;
 mod sweep;
 mod tags;
 
@@ -22,7 +22,7 @@ use self::access::Access;
 use self::cli::Cli;
 use self::instance::{Foundation, Image, Instance, Market, Request};
 use self::matrix::Entry;
-use self::plain_words::is_lack_of_quota;
+use self::refusal::is_lack_of_quota;
 use self::tags::Tags;
 use super::{Arguments, BadInput, conclude};
 use validator_remote::interrupts::Interrupts;
@@ -55,7 +55,7 @@ pub(crate) struct Options {
     /// Take spot capacity
     #[arg(long, requires = "ami")]
     spot: bool,
-    /// Leave the instance running, until its deadline, and say how to reach it
+    /// Leave the instance running, until its deadline, and print how to reach it
     #[arg(long, requires = "ami", conflicts_with = "matrix")]
     keep: bool,
     /// A subnet instead of those of the account's foundation; may be given several times, tried in
@@ -296,7 +296,7 @@ fn write_instance(
 fn needs_session_manager(ssh_config: Option<&Path>) -> anyhow::Result<()> {
     if ssh_config.is_none() && workspace::in_path("session-manager-plugin").is_none() {
         bail!(BadInput(
-            "session-manager-plugin is not in PATH; the AWS CLI needs it to reach an instance without ingress: https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html (or say with --ssh-config how `Host i-*` is reached)"
+            "session-manager-plugin is not in PATH; the AWS CLI needs it to reach an instance without ingress: https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html (or give an OpenSSH configuration for `Host i-*` with --ssh-config)"
                 .to_owned()
         ));
     }

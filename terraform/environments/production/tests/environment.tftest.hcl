@@ -39,7 +39,7 @@ run "outputs_are_those_that_other_parts_read" {
   command = apply
 
   assert {
-    condition     = output.foundation == "/gpu-bringup/validation-instance"
+    condition     = output.foundation == "/gpu-bringup/${local.validation_instance}"
     error_message = "cargo xtask validate-ami would not find its foundation"
   }
 

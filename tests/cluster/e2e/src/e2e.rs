@@ -7,10 +7,12 @@
 
 mod certificates;
 mod checks;
+mod cluster;
 mod commands;
 mod gpu_pods;
 mod kubelet;
 mod own_node;
+mod ran;
 mod server;
 
 use std::collections::BTreeSet;
@@ -89,7 +91,7 @@ fn step(text: &str) {
 
 /// Each account may do what the code requires, and nothing else.
 fn accounts_have_their_rights(admin: &Kubectl, asked: &Asked) -> anyhow::Result<()> {
-    // What every account may do: ask who it is and what it may do.
+    // Rights of every account: queries of its own identity and rights.
     let everybodys: BTreeSet<Right> = rights_of(admin, SYSTEM, "gpu-validator-health", SYSTEM)?;
     ensure!(
         everybodys

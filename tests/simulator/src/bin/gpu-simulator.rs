@@ -7,8 +7,10 @@
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use simulator::catalogue::short_name;
+use simulator::change::change_node;
 use simulator::instances::{Instances, is_kept, own};
-use simulator::node::{Node, NodeChange, change_node};
+use simulator::node::Node;
+use simulator::resolve::NodeChange;
 use simulator::{Catalogue, Kind, NodeRequest, PreparedNode, prepare_node};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;

@@ -2,8 +2,7 @@
 //! `unsupported.rs`.
 
 use super::driver::{
-    Driver, Outcome, current_handle, forget_current, guarded, init, lock, pop_current,
-    push_current, set_current,
+    Driver, current_handle, forget_current, guarded, init, pop_current, push_current, set_current,
 };
 use super::image;
 use super::kernels::tensor_map::TensorMap;
@@ -12,11 +11,12 @@ use super::memory_faults::{self, Direction, Operation};
 use super::objects::{EVENTS, Event, FUNCTIONS, Function, MODULES, Module, STREAMS, Stream};
 use super::result::{
     CuResult, ILLEGAL_ADDRESS, ILLEGAL_INSTRUCTION, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND,
-    NOT_SUPPORTED, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
+    NOT_SUPPORTED, Outcome, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
 };
-use super::{corruption, memory, result};
+use super::{corruption, device_memory, memory, result};
 use crate::gpu::{ComputeMode, CudaCall, Gpu};
 use crate::node::Node;
+use crate::threads::lock;
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -135,7 +135,7 @@ fn uuid_bytes(gpu: &Gpu) -> [u8; 16] {
     bytes
 }
 
-/// `CUdevice_attribute` values that programs ask for; the rest are 0, as for a feature that is
+/// `CUdevice_attribute` values that programs query; the rest are 0, as for a feature that is
 /// absent.
 fn attribute(gpu: &Gpu, number: u32) -> i64 {
     let [domain, bus, device, _] = gpu.pci_parts().unwrap_or_default();
@@ -368,24 +368,24 @@ functions! {
     fn cuMemAlloc_v2(driver, pointer: *mut DevicePointer, bytes: usize) {
         let context = driver.current()?;
         driver.injected_error(context.gpu, CudaCall::MemoryAllocation)?;
-        unsafe { put(pointer, memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
+        unsafe { put(pointer, device_memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
     }
     fn cuMemAllocAsync(driver, pointer: *mut DevicePointer, bytes: usize, _stream: Handle) {
         let context = driver.current()?;
         driver.injected_error(context.gpu, CudaCall::MemoryAllocation)?;
-        unsafe { put(pointer, memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
+        unsafe { put(pointer, device_memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
     }
     fn cuMemAllocManaged(driver, pointer: *mut DevicePointer, bytes: usize, _flags: c_uint) {
         let context = driver.current()?;
-        unsafe { put(pointer, memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
+        unsafe { put(pointer, device_memory::allocate(driver, context.gpu, context.handle(), bytes as u64)?) }
     }
     fn cuMemFree_v2(driver, pointer: DevicePointer) {
         driver.current()?;
-        if pointer == 0 { Ok(()) } else { memory::free(driver, pointer) }
+        if pointer == 0 { Ok(()) } else { device_memory::free(driver, pointer) }
     }
     fn cuMemFreeAsync(driver, pointer: DevicePointer, _stream: Handle) {
         driver.current()?;
-        memory::free(driver, pointer)
+        device_memory::free(driver, pointer)
     }
     fn cuMemAllocHost_v2(driver, pointer: *mut u64, bytes: usize) {
         let context = driver.current()?;
@@ -401,7 +401,7 @@ functions! {
         unsafe { put(pointer, host) }
     }
     fn cuMemFreeHost(driver, pointer: u64) {
-        memory::free(driver, pointer)
+        device_memory::free(driver, pointer)
     }
     fn cuMemHostRegister_v2(driver, _pointer: u64, _bytes: usize, _flags: c_uint) {
         driver.current().map(drop)

@@ -5,7 +5,7 @@ use crate::gpu::{Gpu, WrongResultKind, WrongResultPlace, WrongResults};
 use crate::node::Node;
 use crate::wrong_results::{WrongArea, WrongResult, append};
 
-/// The side of a tile, in elements, where a kernel does not say.
+/// The side of a tile, in elements, where a kernel does not report one.
 const TILE: u64 = 128;
 /// Elements of one column that are so many rows apart are always in one strip of a verification's
 /// checksum.
@@ -294,8 +294,8 @@ fn areas_of_sm(output: &Output, sm: u32, sm_count: u32, first_sm: u64) -> Vec<Ar
     // The first block that it runs, where they are dealt in turn from `first_sm` on.
     let first = (u64::from(sm) + count - first_sm % count) % count;
     match &output.blocks {
-        // Where the kernel does not say who computes which tile, the first block computes the first
-        // one.
+        // Where the kernel does not report which block computes which tile, the first computes the
+        // first one.
         Blocks::Tiles(tiles) if tiles.sm.is_empty() => {
             let rows_of_tiles = output.elements.div_ceil(row_length).div_ceil(tiles.rows);
             (first..rows_of_tiles * row_length.div_ceil(tiles.columns))

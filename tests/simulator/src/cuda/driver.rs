@@ -3,20 +3,18 @@
 use super::objects::{Context, next_handle};
 use super::result::{
     CONTEXT_IS_DESTROYED, CuResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
-    SUCCESS, UNKNOWN,
+    Outcome, SUCCESS, UNKNOWN,
 };
 use crate::gpu::{CudaCall, Gpu};
 use crate::node::{Node, hang, misbehave};
 use crate::scenario::KernelModule;
 use crate::state::{GpuState, ProcessSlot};
+use crate::threads::lock;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// What `?` returns out of an API function.
-pub(super) type Outcome<T = ()> = Result<T, CuResult>;
+use std::sync::{Arc, Mutex, OnceLock};
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
@@ -467,12 +465,6 @@ pub(super) fn pop_current() -> Option<usize> {
 /// that is reset still is.
 pub(super) fn forget_current(context: usize) {
     CURRENT.with_borrow_mut(|stack| stack.retain(|it| *it != context));
-}
-
-/// A poisoned lock only means that a call of the program under test panicked inside; the data is
-/// kept valid at each step.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

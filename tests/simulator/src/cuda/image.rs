@@ -1,7 +1,6 @@
 //! Module images: PTX text and cubins, as far as a driver judges them before a kernel runs.
 
-use super::driver::Outcome;
-use super::result::{INVALID_IMAGE, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
+use super::result::{INVALID_IMAGE, NO_BINARY_FOR_GPU, Outcome, UNSUPPORTED_PTX_VERSION};
 use std::ffi::{CStr, c_char, c_void};
 
 /// What a module holds: the names of its kernels.

@@ -2,12 +2,15 @@
 //! are modules of no context, memory pools, and queries of contexts, streams and functions.
 
 use super::api::{functions, list, load_image, put, stream_of};
-use super::driver::{Driver, Outcome, lock, push_current};
-use super::memory;
+use super::device_memory;
+use super::driver::{Driver, push_current};
 use super::objects::{FUNCTIONS, Function, LIBRARIES, Library, MODULES, Module, next_handle};
-use super::result::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, UNSUPPORTED_LIMIT};
+use super::result::{
+    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, Outcome, UNSUPPORTED_LIMIT,
+};
 use crate::gpu::CudaCall;
 use crate::state::ProcessSlot;
+use crate::threads::lock;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{LazyLock, Mutex};
@@ -246,7 +249,7 @@ functions! {
         let gpu = lock(&POOLS).by_handle.get(&pool).map(|it| it.gpu).ok_or(INVALID_VALUE)?;
         let context = driver.current()?;
         driver.injected_error(gpu, CudaCall::MemoryAllocation)?;
-        unsafe { put(pointer, memory::allocate(driver, gpu, context.handle(), bytes as u64)?) }
+        unsafe { put(pointer, device_memory::allocate(driver, gpu, context.handle(), bytes as u64)?) }
     }
 
     // ---- Contexts and streams ----

@@ -1,16 +1,10 @@
 //! Device memory: anonymous memory of this process that is mapped lazily, so that unwritten bytes
 //! cost nothing.
 
-use super::driver::{Driver, Outcome, lock};
-use super::result::{INVALID_VALUE, OUT_OF_MEMORY};
-use crate::gpu::FreeFaultKind;
-use crate::node::hang;
+use super::result::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
+use crate::threads::lock;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// What the real driver rounds allocations up to.
-const GRANULARITY: u64 = 2 << 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
@@ -18,45 +12,33 @@ pub(super) struct Allocation {
     /// Requested bytes.
     pub(super) length: u64,
     /// What it takes from the GPU.
-    reserved: u64,
+    pub(super) reserved: u64,
     pub(super) gpu: usize,
     context: usize,
     /// Page-locked host memory takes nothing from the GPU.
     pub(super) host: bool,
 }
 
-/// Calls that freed device memory, in this process.
-static FREES: AtomicU64 = AtomicU64::new(0);
-
 static ALLOCATIONS: Mutex<BTreeMap<u64, Allocation>> = Mutex::new(BTreeMap::new());
 
-/// `cuMemAlloc`.
-pub(super) fn allocate(driver: &Driver, gpu: usize, context: usize, length: u64) -> Outcome<u64> {
-    let reserved = length
-        .div_ceil(GRANULARITY)
-        .checked_mul(GRANULARITY)
-        .ok_or(INVALID_VALUE)?;
-    if length == 0 {
-        return Err(INVALID_VALUE);
-    }
-    let slot = driver.slot(gpu)?;
-    if !slot.take_memory(driver.state_of(gpu), reserved, driver.memory_capacity(gpu)) {
-        return Err(OUT_OF_MEMORY);
-    }
-    let Some(base) = map(reserved) else {
-        slot.release_memory(reserved);
-        return Err(OUT_OF_MEMORY);
-    };
+/// Maps memory for an allocation; its address.
+pub(super) fn map_allocation(
+    (gpu, context): (usize, usize),
+    length: u64,
+    reserved: u64,
+    host: bool,
+) -> Option<u64> {
+    let base = map(reserved)?;
     let allocation = Allocation {
         base,
         length,
         reserved,
         gpu,
         context,
-        host: false,
+        host,
     };
     lock(&ALLOCATIONS).insert(base, allocation);
-    Ok(base)
+    Some(base)
 }
 
 /// `cuMemAllocHost`.
@@ -66,39 +48,14 @@ pub(super) fn allocate_host(gpu: usize, context: usize, length: u64) -> Outcome<
         .div_ceil(4096)
         .checked_mul(4096)
         .ok_or(INVALID_VALUE)?;
-    let base = map(reserved).ok_or(OUT_OF_MEMORY)?;
-    let allocation = Allocation {
-        base,
-        length,
-        reserved,
-        gpu,
-        context,
-        host: true,
-    };
-    lock(&ALLOCATIONS).insert(base, allocation);
-    Ok(base)
+    map_allocation((gpu, context), length, reserved, true).ok_or(OUT_OF_MEMORY)
 }
 
-/// `cuMemFree` and `cuMemFreeHost`.
-pub(super) fn free(driver: &Driver, base: u64) -> Outcome {
+/// Unmaps the allocation that begins at this address.
+pub(super) fn unmap_at(base: u64) -> Outcome<Allocation> {
     let allocation = lock(&ALLOCATIONS).remove(&base).ok_or(INVALID_VALUE)?;
     unmap(&allocation);
-    if allocation.host {
-        return Ok(());
-    }
-    let number = FREES.fetch_add(1, Ordering::Relaxed);
-    let fault = driver.with_gpu(allocation.gpu, |gpu| gpu.free_fault.clone());
-    match fault.filter(|it| it.strikes(number)).map(|it| it.kind) {
-        Some(FreeFaultKind::Hang) => hang(),
-        Some(FreeFaultKind::Keep) => driver
-            .state_of(allocation.gpu)
-            .keep_memory(allocation.reserved),
-        None => {}
-    }
-    driver
-        .slot(allocation.gpu)?
-        .release_memory(allocation.reserved);
-    Ok(())
+    Ok(allocation)
 }
 
 /// Frees the leftovers of a context, and returns their bytes of the GPU's memory.

@@ -1,8 +1,8 @@
 //! Device memory that does not keep what was written, and copies that do not bring it.
 
-use super::driver::lock;
 use super::memory;
 use crate::gpu::{Gpu, MemoryFault, MemoryFaultKind};
+use crate::threads::lock;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex};

@@ -16,6 +16,7 @@ use std::ffi::c_void;
 
 pub mod api;
 mod corruption;
+mod device_memory;
 mod driver;
 mod image;
 pub mod kernels;

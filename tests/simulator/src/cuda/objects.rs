@@ -1,12 +1,11 @@
 //! Contexts, streams, events, modules and functions: what handles point to.
 
 use super::image::Image;
-use super::result::{CuResult, SUCCESS};
+use super::result::{CuResult, Outcome, SUCCESS};
+use crate::threads::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
-
-use super::driver::{Outcome, lock};
 
 /// A context on one GPU.
 #[derive(Debug)]

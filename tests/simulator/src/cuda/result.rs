@@ -5,6 +5,9 @@ use std::ffi::CStr;
 /// `CUresult`.
 pub type CuResult = u32;
 
+/// What `?` returns out of an API function.
+pub(super) type Outcome<T = ()> = Result<T, CuResult>;
+
 pub const SUCCESS: CuResult = 0;
 pub const INVALID_VALUE: CuResult = 1;
 pub const OUT_OF_MEMORY: CuResult = 2;

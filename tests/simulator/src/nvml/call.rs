@@ -45,7 +45,7 @@ pub(super) type Answer = Result<(), Failure>;
 /// How often `nvmlInit` was called more than `nvmlShutdown`.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
-/// Defines exported NVML functions, whose bodies say what to answer.
+/// Defines exported NVML functions by their results.
 macro_rules! nvml {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) |$call:pat_param| $body:block)*) => {$(
         $(#[$attribute])*

@@ -20,7 +20,7 @@ const DOUBLE_BIT_ECC_XID: u32 = 48;
 
 #[derive(Debug)]
 struct EventSet {
-    /// The next event of the node to look at.
+    /// The next event of the node to read.
     position: AtomicU64,
     /// GPUs with the event types that are wanted of each.
     registered: Mutex<Vec<(usize, u64)>>,

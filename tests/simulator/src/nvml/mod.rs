@@ -22,7 +22,7 @@ mod power;
 mod processes;
 mod settings;
 mod system;
-pub(crate) mod topology;
+mod topology;
 
 /// Every function of NVML that the library exports, a line each (`clients/nvml_symbols.py`).
 const SYMBOLS: &str = include_str!("symbols.txt");

@@ -4,13 +4,9 @@ use super::call::{
     Call, Failure, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, nvml, set_list,
 };
 use crate::gpu::Brand;
+use crate::host::numa_node;
 use nvml_wrapper_sys::bindings as sys;
 use std::ffi::{c_uint, c_ulong};
-
-/// Half of the GPUs of a large node are on each of its two CPU sockets.
-pub(crate) fn numa_node(gpu: usize, count: usize) -> u32 {
-    u32::from(count > 4 && gpu >= count / 2)
-}
 
 fn common_ancestor(first: usize, second: usize, count: usize) -> u32 {
     if first == second {

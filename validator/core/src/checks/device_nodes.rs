@@ -204,7 +204,7 @@ fn judge_mig_capabilities(nodes: &[DeviceNode], facts: &Facts, tally: &mut Tally
 
 #[cfg(test)]
 mod tests {
-    use crate::facts::{DeviceNode, Facts, MigDevice, Reading};
+    use crate::facts::{DeviceNode, Facts, KernelModules, MigDevice, Reading};
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{healthy_node, judge_host_check};
 
@@ -216,6 +216,13 @@ mod tests {
         match &mut facts.host.device_nodes {
             Reading::Value(nodes) => nodes,
             _ => unreachable!("the healthy machine has nodes"),
+        }
+    }
+
+    fn modules(facts: &mut Facts) -> &mut KernelModules {
+        match &mut facts.host.kernel_modules {
+            Reading::Value(modules) => modules,
+            _ => unreachable!("the healthy machine has modules"),
         }
     }
 
@@ -231,6 +238,71 @@ mod tests {
             finding.summary,
             "8 GPU nodes, /dev/nvidiactl and /dev/nvidia-uvm are there and accessible"
         );
+    }
+
+    #[test]
+    fn nodes_that_are_missing_closed_or_unread() {
+        type Change = fn(&mut Facts);
+        let cases: [(&str, Change, Verdict); 8] = [
+            (
+                "may not be opened",
+                |facts| nodes(facts)[1].accessible = false,
+                Verdict::Fail,
+            ),
+            (
+                "control node, which NVML makes",
+                |facts| remove(facts, "/dev/nvidiactl"),
+                Verdict::Warn,
+            ),
+            (
+                "control node, without NVML",
+                |facts| {
+                    remove(facts, "/dev/nvidiactl");
+                    facts.nvml.initialized = Reading::NotRead("driver not loaded".to_owned());
+                },
+                Verdict::Fail,
+            ),
+            (
+                "unified memory, which CUDA makes",
+                |facts| remove(facts, "/dev/nvidia-uvm"),
+                Verdict::Warn,
+            ),
+            (
+                "unified memory, without CUDA",
+                |facts| {
+                    remove(facts, "/dev/nvidia-uvm");
+                    facts.cuda.init = Reading::NotRead("not probed".to_owned());
+                },
+                Verdict::Fail,
+            ),
+            (
+                "no minor numbers",
+                |facts| {
+                    let modules = modules(facts);
+                    modules.nvidia_gpus.values_mut().for_each(|it| *it = None);
+                },
+                Verdict::Error,
+            ),
+            (
+                "no nodes were read",
+                |facts| facts.host.device_nodes = Reading::NotRead("no /dev".to_owned()),
+                Verdict::Error,
+            ),
+            (
+                "no GPU, which its own check reports",
+                |facts| {
+                    modules(facts).nvidia_gpus.clear();
+                    facts.gpus.clear();
+                },
+                Verdict::Skip,
+            ),
+        ];
+        for (name, change, verdict) in cases {
+            let mut facts = healthy_node();
+            change(&mut facts);
+            let finding = judge(&facts);
+            assert_eq!(finding.verdict, verdict, "{name}: {}", finding.summary);
+        }
     }
 
     #[test]
@@ -258,9 +330,7 @@ mod tests {
     #[test]
     fn asks_nvml_where_the_modules_own_list_is_hidden() {
         let mut facts = healthy_node();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.nvidia_gpus.clear();
-        }
+        modules(&mut facts).nvidia_gpus.clear();
         let finding = judge(&facts);
         assert_eq!(finding.verdict, Verdict::Pass);
         assert!(finding.summary.starts_with("8 GPU nodes"));
@@ -273,31 +343,6 @@ mod tests {
     }
 
     #[test]
-    fn fails_when_one_may_not_be_opened() {
-        let mut facts = healthy_node();
-        nodes(&mut facts)[1].accessible = false;
-        assert_eq!(judge(&facts).verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn fails_without_the_control_node() {
-        let mut facts = healthy_node();
-        remove(&mut facts, "/dev/nvidiactl");
-        assert_eq!(judge(&facts).verdict, Verdict::Warn);
-        facts.nvml.initialized = Reading::NotRead("driver not loaded".to_owned());
-        assert_eq!(judge(&facts).verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn a_unified_memory_node_that_cuda_made_late_is_a_warning() {
-        let mut facts = healthy_node();
-        remove(&mut facts, "/dev/nvidia-uvm");
-        assert_eq!(judge(&facts).verdict, Verdict::Warn);
-        facts.cuda.init = Reading::NotRead("not probed".to_owned());
-        assert_eq!(judge(&facts).verdict, Verdict::Fail);
-    }
-
-    #[test]
     fn the_mode_must_be_the_one_that_the_driver_is_told_to_give() {
         let mut facts = healthy_node();
         nodes(&mut facts)[0].mode = 0o660;
@@ -305,12 +350,10 @@ mod tests {
         for node in nodes(&mut facts) {
             node.mode = 0o660;
         }
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            let octal_0660 = "432".to_owned();
-            modules
-                .nvidia_parameters
-                .insert("DeviceFileMode".to_owned(), octal_0660);
-        }
+        let octal_0660 = "432".to_owned();
+        modules(&mut facts)
+            .nvidia_parameters
+            .insert("DeviceFileMode".to_owned(), octal_0660);
         assert_eq!(judge(&facts).verdict, Verdict::Pass);
     }
 
@@ -366,29 +409,5 @@ mod tests {
             }
             assert_eq!(judge(&facts).verdict, Verdict::Fail);
         }
-    }
-
-    #[test]
-    fn errs_when_nodes_or_minor_numbers_were_not_read() {
-        let mut facts = healthy_node();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            for minor in modules.nvidia_gpus.values_mut() {
-                *minor = None;
-            }
-        }
-        assert_eq!(judge(&facts).verdict, Verdict::Error);
-        let mut facts = healthy_node();
-        facts.host.device_nodes = Reading::NotRead("no /dev".to_owned());
-        assert_eq!(judge(&facts).verdict, Verdict::Error);
-    }
-
-    #[test]
-    fn leaves_missing_gpus_to_their_own_check() {
-        let mut facts = healthy_node();
-        if let Reading::Value(modules) = &mut facts.host.kernel_modules {
-            modules.nvidia_gpus.clear();
-        }
-        facts.gpus.clear();
-        assert_eq!(judge(&facts).verdict, Verdict::Skip);
     }
 }

@@ -250,40 +250,85 @@ mod tests {
     }
 
     #[test]
-    fn fails_on_one_volatile_uncorrectable_error_wherever_it_is_counted() {
-        let places: [fn(&mut EccErrors); 3] = [
-            |it| it.dram_uncorrectable = Some(1),
-            |it| it.sram_uncorrectable = Some(1),
-            |it| it.total_uncorrectable = Some(1),
+    fn counters_are_judged_by_kind_and_limit() {
+        type Set = fn(&mut EccErrors, u64);
+        type Judge = fn(&str, &mut dyn FnMut(&mut EccErrors)) -> Finding;
+        let volatile: Judge = |profile, change| with_volatile(profile, change);
+        let aggregate: Judge = |profile, change| with_aggregate(profile, change);
+        let dram: Set = |it, count| it.dram_uncorrectable = Some(count);
+        let corrected_dram: Set = |it, count| it.dram_correctable = Some(count);
+        let corrected_sram: Set = |it, count| it.sram_correctable = Some(count);
+        let both: Set = |it, count| {
+            it.dram_correctable = Some(count);
+            it.sram_correctable = Some(3);
+        };
+        let two_allowed = "policy: {ecc_volatile_uncorrectable_maximum: 2}";
+        let one_in_a_life = "policy: {ecc_aggregate_uncorrectable_maximum: 1}";
+        let five_corrected = "policy: {ecc_volatile_correctable_maximum: 5}";
+        // The largest count that is right, and the verdict of one more.
+        let cases: [(&str, Judge, &str, Set, u64, Verdict); 9] = [
+            ("DRAM", volatile, "{}", dram, 0, Verdict::Fail),
+            (
+                "SRAM",
+                volatile,
+                "{}",
+                |it, count| it.sram_uncorrectable = Some(count),
+                0,
+                Verdict::Fail,
+            ),
+            (
+                "total",
+                volatile,
+                "{}",
+                |it, count| it.total_uncorrectable = Some(count),
+                0,
+                Verdict::Fail,
+            ),
+            ("allowed", volatile, two_allowed, dram, 2, Verdict::Fail),
+            ("lifetime", aggregate, "{}", dram, 0, Verdict::Warn),
+            (
+                "lifetime, allowed",
+                aggregate,
+                one_in_a_life,
+                dram,
+                1,
+                Verdict::Fail,
+            ),
+            (
+                "corrected DRAM",
+                volatile,
+                "{}",
+                corrected_dram,
+                20_000_000,
+                Verdict::Warn,
+            ),
+            (
+                "corrected SRAM",
+                volatile,
+                "{}",
+                corrected_sram,
+                10_000,
+                Verdict::Warn,
+            ),
+            (
+                "corrected, allowed",
+                volatile,
+                five_corrected,
+                both,
+                2,
+                Verdict::Warn,
+            ),
         ];
-        for place in places {
-            let finding = with_volatile("{}", place);
-            assert_eq!(finding.verdict, Verdict::Fail);
-            assert_eq!(
-                finding.summary,
-                "uncorrectable ECC errors since the driver was loaded: 1, at most 0 allowed"
-            );
+        for (name, judge, profile, set, most, verdict) in cases {
+            let right = judge(profile, &mut |it| set(it, most));
+            assert_eq!(right.verdict, Verdict::Pass, "{name}: {}", right.summary);
+            let wrong = judge(profile, &mut |it| set(it, most + 1));
+            assert_eq!(wrong.verdict, verdict, "{name}: {}", wrong.summary);
         }
-    }
-
-    #[test]
-    fn the_profile_may_allow_some() {
-        let profile = "policy: {ecc_volatile_uncorrectable_maximum: 2}";
-        let two = with_volatile(profile, |it| it.dram_uncorrectable = Some(2));
-        assert_eq!(two.verdict, Verdict::Pass);
-        let three = with_volatile(profile, |it| it.dram_uncorrectable = Some(3));
-        assert_eq!(three.verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn warns_of_lifetime_errors_and_fails_by_profile() {
-        let finding = with_aggregate("{}", |it| it.dram_uncorrectable = Some(1));
-        assert_eq!(finding.verdict, Verdict::Warn);
-        let profile = "policy: {ecc_aggregate_uncorrectable_maximum: 1}";
-        let one = with_aggregate(profile, |it| it.dram_uncorrectable = Some(1));
-        assert_eq!(one.verdict, Verdict::Pass);
-        let two = with_aggregate(profile, |it| it.dram_uncorrectable = Some(2));
-        assert_eq!(two.verdict, Verdict::Fail);
+        assert_eq!(
+            with_volatile("{}", |it| it.total_uncorrectable = Some(1)).summary,
+            "uncorrectable ECC errors since the driver was loaded: 1, at most 0 allowed"
+        );
     }
 
     #[test]
@@ -292,26 +337,6 @@ mod tests {
             gpu.sram_threshold_exceeded = Reading::Value(true);
         });
         assert_eq!(finding.verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn warns_above_the_thresholds_of_correctable_errors() {
-        let dram = |count| with_volatile("{}", |it| it.dram_correctable = Some(count)).verdict;
-        assert_eq!(dram(20_000_000), Verdict::Pass);
-        assert_eq!(dram(20_000_001), Verdict::Warn);
-        let sram = |count| with_volatile("{}", |it| it.sram_correctable = Some(count)).verdict;
-        assert_eq!(sram(10_000), Verdict::Pass);
-        assert_eq!(sram(10_001), Verdict::Warn);
-        let profile = "policy: {ecc_volatile_correctable_maximum: 5}";
-        let both = |count| {
-            with_volatile(profile, |it| {
-                it.dram_correctable = Some(count);
-                it.sram_correctable = Some(3);
-            })
-            .verdict
-        };
-        assert_eq!(both(2), Verdict::Pass);
-        assert_eq!(both(3), Verdict::Warn);
     }
 
     #[test]

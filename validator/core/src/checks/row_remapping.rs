@@ -165,6 +165,61 @@ mod tests {
     }
 
     #[test]
+    fn judges_rows_by_failure_reset_count_and_spare_rows() {
+        type Change = fn(&mut RowRemapping);
+        let limited = "policy: {remapped_rows_uncorrectable_maximum: 0}";
+        let cases: [(&str, Change, Verdict, &str); 12] = [
+            ("{}", |_| {}, Verdict::Pass, ""),
+            (
+                "{}",
+                |it| (it.correctable_rows, it.uncorrectable_rows) = (3, 2),
+                Verdict::Pass,
+                "2 rows were remapped for uncorrectable errors and 3",
+            ),
+            ("{}", |it| it.failure = true, Verdict::Fail, "failed"),
+            ("{}", |it| it.pending = true, Verdict::Fail, "waits"),
+            ("{}", |it| it.uncorrectable_rows = 511, Verdict::Pass, "511"),
+            ("{}", |it| it.uncorrectable_rows = 512, Verdict::Fail, "512"),
+            ("{}", |it| it.correctable_rows = 512, Verdict::Pass, "512"),
+            (limited, |_| {}, Verdict::Pass, ""),
+            (limited, |it| it.uncorrectable_rows = 1, Verdict::Fail, ""),
+            (
+                "{}",
+                |it| it.histogram = Some(histogram(1, 0)),
+                Verdict::Warn,
+                "",
+            ),
+            (
+                "{}",
+                |it| it.histogram = Some(histogram(0, 1)),
+                Verdict::Fail,
+                "",
+            ),
+            ("{}", |it| it.histogram = None, Verdict::Pass, ""),
+        ];
+        for (at, (profile, change, verdict, text)) in cases.into_iter().enumerate() {
+            let finding = with(profile, change);
+            assert_eq!(finding.verdict, verdict, "{at}: {}", finding.summary);
+            assert!(finding.summary.contains(text), "{at}: {}", finding.summary);
+        }
+        let without_low_banks = with("{}", |it| it.histogram = Some(histogram(0, 0)));
+        assert_eq!(without_low_banks.verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn names_all_that_is_wrong_with_its_remedy() {
+        let finding = with("{}", |it| (it.failure, it.pending) = (true, true));
+        let remedy = finding.remedy.expect("a remedy");
+        for (text, of_failure, of_pending) in [
+            (&finding.summary, "failed", "waits"),
+            (&remedy, "return the GPU", "reset the GPU"),
+        ] {
+            assert!(text.contains(of_failure), "{text}");
+            assert!(text.contains(of_pending), "{text}");
+        }
+    }
+
+    #[test]
     fn a_gpu_that_does_not_answer() {
         let silent = |profile, change: fn(&mut GpuFacts)| {
             judge_gpu(&CHECK, profile, |gpu| {
@@ -187,105 +242,36 @@ mod tests {
     }
 
     #[test]
-    fn passes_with_rows_that_were_remapped_in_time() {
-        let finding = with("{}", |rows| {
-            rows.correctable_rows = 3;
-            rows.uncorrectable_rows = 2;
-        });
-        assert_eq!(finding.verdict, Verdict::Pass);
-        assert!(
-            finding
-                .summary
-                .contains("2 rows were remapped for uncorrectable errors and 3")
-        );
-    }
-
-    #[test]
-    fn fails_on_failure() {
-        let finding = with("{}", |rows| rows.failure = true);
-        assert_eq!(finding.verdict, Verdict::Fail);
-        assert!(finding.remedy.unwrap().contains("return the GPU"));
-    }
-
-    #[test]
-    fn fails_on_pending_with_a_reset_as_remedy() {
-        let finding = with("{}", |rows| rows.pending = true);
-        assert_eq!(finding.verdict, Verdict::Fail);
-        assert!(finding.remedy.unwrap().contains("reset the GPU"));
-    }
-
-    #[test]
-    fn fails_at_512_uncorrectable_rows_but_never_for_correctable_ones() {
-        let uncorrectable = |count| with("{}", |rows| rows.uncorrectable_rows = count).verdict;
-        assert_eq!(uncorrectable(511), Verdict::Pass);
-        assert_eq!(uncorrectable(512), Verdict::Fail);
-        let correctable = with("{}", |rows| rows.correctable_rows = 512);
-        assert_eq!(correctable.verdict, Verdict::Pass);
-    }
-
-    #[test]
-    fn the_profile_may_allow_fewer() {
-        let profile = "policy: {remapped_rows_uncorrectable_maximum: 0}";
-        assert_eq!(with(profile, |_| {}).verdict, Verdict::Pass);
-        let one = with(profile, |rows| rows.uncorrectable_rows = 1);
-        assert_eq!(one.verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn judges_banks_by_their_spare_rows() {
-        let verdict =
-            |low, none| with("{}", |rows| rows.histogram = Some(histogram(low, none))).verdict;
-        assert_eq!(verdict(0, 0), Verdict::Pass);
-        assert_eq!(verdict(1, 0), Verdict::Warn);
-        assert_eq!(verdict(0, 1), Verdict::Fail);
-        assert_eq!(
-            with("{}", |rows| rows.histogram = None).verdict,
-            Verdict::Pass
-        );
-    }
-
-    #[test]
-    fn names_all_that_is_wrong() {
-        let finding = with("{}", |rows| {
-            rows.failure = true;
-            rows.pending = true;
-        });
-        assert!(finding.summary.contains("failed"), "{}", finding.summary);
-        assert!(finding.summary.contains("waits"), "{}", finding.summary);
-    }
-
-    #[test]
-    fn errs_when_it_was_not_read_or_a_gpu_that_has_it_denies_it() {
-        let not_read = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.row_remapping = Reading::NotRead("unknown error".to_owned());
-        });
-        assert_eq!(not_read.verdict, Verdict::Error);
-        let denied = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.row_remapping = Reading::NotSupported;
-        });
-        assert_eq!(denied.verdict, Verdict::Error);
-    }
-
-    #[test]
-    fn skips_where_the_gpu_does_not_remap_rows() {
-        assert_eq!(
-            judge_only_gpu(&CHECK, "{}", healthy_t4()).verdict,
-            Verdict::Skip
-        );
+    fn counters_that_were_not_read_are_an_error_unless_the_gpu_has_none() {
+        type Change = fn(&mut GpuFacts);
+        let cases: [(Change, Verdict); 3] = [
+            (
+                |gpu| gpu.row_remapping = Reading::NotRead("unknown error".to_owned()),
+                Verdict::Error,
+            ),
+            (
+                |gpu| gpu.row_remapping = Reading::NotSupported,
+                Verdict::Error,
+            ),
+            // NVML does not answer in MIG mode.
+            (
+                |gpu| {
+                    gpu.row_remapping = Reading::NotSupported;
+                    gpu.mig = Reading::Value(MigMode {
+                        current: true,
+                        pending: true,
+                    });
+                },
+                Verdict::Skip,
+            ),
+        ];
+        for (at, (change, verdict)) in cases.into_iter().enumerate() {
+            assert_eq!(judge_gpu(&CHECK, "{}", change).verdict, verdict, "{at}");
+        }
         let mut gpu = healthy_t4();
+        let verdict = |gpu: &GpuFacts| judge_only_gpu(&CHECK, "{}", gpu.clone()).verdict;
+        assert_eq!(verdict(&gpu), Verdict::Skip);
         make_model_unknown(&mut gpu);
-        assert_eq!(judge_only_gpu(&CHECK, "{}", gpu).verdict, Verdict::Skip);
-    }
-
-    #[test]
-    fn skips_in_mig_mode_where_nvml_does_not_answer() {
-        let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.mig = Reading::Value(MigMode {
-                current: true,
-                pending: true,
-            });
-            gpu.row_remapping = Reading::NotSupported;
-        });
-        assert_eq!(finding.verdict, Verdict::Skip);
+        assert_eq!(verdict(&gpu), Verdict::Skip);
     }
 }

@@ -273,7 +273,7 @@ fn reports_name_the_environment() {
     let summary = &causes[0].summary;
     let expected = "Python environment /opt/a and 1 more: torch 2.8.0+cu128: ";
     assert!(summary.starts_with(expected), "{summary}");
-    let junit = crate::report::junit(&run);
+    let junit = crate::report::junit(&run).expect("a report");
     for part in [
         r#"<testsuite id="9" name="Python environment /opt/a""#,
         r#"name="torch_cuda" time="0" classname="gpu-validator.environment./opt/b""#,

@@ -46,7 +46,8 @@ use crate::level::Level;
 
 /// The format of `facts.json` that this version writes. It grows when a reader of the older format
 /// would misjudge.
-pub const FACTS_FORMAT: u32 = 1;
+/// Format 2: the sensors' samples are plain columns; those of format 1 are differences.
+pub const FACTS_FORMAT: u32 = 2;
 
 /// The facts of one machine at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,11 +1,12 @@
 //! What no machine can be: values of a profile that exclude each other, or that name what does not
 //! exist.
 
-use super::load::nearest_name_hint;
+use super::error::ProfileError;
 use super::source::{Find, Source};
-use super::{BURN_SECONDS, BurnProfile, CudaVersion, Profile, ProfileError, Requirement};
+use super::{BURN_SECONDS, BurnProfile, CudaVersion, Profile, Requirement};
 use crate::facts::KernelModuleFlavor;
 use crate::level::Level;
+use crate::nearest_name::nearest_name_hint;
 use crate::reference::{self, ArchitectureSupport, GpuModel};
 
 /// A value that cannot hold, where it is written, and what would be right.

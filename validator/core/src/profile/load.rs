@@ -6,22 +6,10 @@ use serde_json::Value;
 
 use super::Profile;
 use super::contradictions::{refuse_contradictions, refuse_impossible_values};
+use super::error::ProfileError;
 use super::merge::merge;
 use super::source::{Find, Position, Source};
-use crate::nearest_name::nearest_name;
-
-/// Why a profile cannot be used. The text names file, line, column, the offending text and the
-/// nearest valid name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProfileError(pub String);
-
-impl std::fmt::Display for ProfileError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ProfileError {}
+use crate::nearest_name::nearest_name_hint;
 
 /// The largest profile, in bytes. A profile is a page of text.
 pub const SIZE_LIMIT_BYTES: usize = 256 * 1024;
@@ -288,19 +276,6 @@ fn in_words(problem: &str) -> String {
     match text.split_once("expected struct ") {
         Some((before, _)) => format!("{before}expected a mapping of keys to values"),
         None => text,
-    }
-}
-
-/// `did you mean …?` where one name is near enough to be meant, and the valid names in any case.
-pub(super) fn nearest_name_hint<'a>(
-    offending: &str,
-    valid: impl Iterator<Item = &'a str> + Clone,
-) -> String {
-    let names: Vec<&str> = valid.clone().collect();
-    let all = format!("valid here: {}", names.join(", "));
-    match nearest_name(offending, valid) {
-        Some(name) => format!("did you mean `{name}`? {all}"),
-        None => all,
     }
 }
 

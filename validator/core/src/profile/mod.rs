@@ -5,6 +5,7 @@
 //! nothing.
 
 mod contradictions;
+mod error;
 mod init;
 mod kubernetes;
 mod load;
@@ -19,9 +20,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use error::ProfileError;
 pub use init::init;
 pub use kubernetes::*;
-pub use load::{ProfileError, ProfileFiles, SIZE_LIMIT_BYTES, load, parse, too_large};
+pub use load::{ProfileFiles, SIZE_LIMIT_BYTES, load, parse, too_large};
 
 use crate::facts::{ComputeMode, KernelModuleFlavor, Precision};
 use crate::level::Level;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::ProfileError;
+use super::error::ProfileError;
 
 /// One profile file.
 #[derive(Clone, Debug)]

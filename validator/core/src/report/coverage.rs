@@ -3,10 +3,9 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::faults::gpu_count;
 use super::text::{counted, counted_subjects, one_line};
 use crate::diagnosis::name_of;
-use crate::findings::{Finding, Run, Subject, Verdict};
+use crate::findings::{Finding, Run, Subject, Verdict, gpu_count};
 
 /// How much of a run was judged. A test case is one check on the host or on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]

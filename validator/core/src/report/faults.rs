@@ -5,7 +5,7 @@ use super::coverage::reason;
 use super::text::{counted, one_line};
 use crate::diagnosis::name_of;
 use crate::facts::Facts;
-use crate::findings::{Finding, Run, Subject, Verdict};
+use crate::findings::{Finding, Run, Subject, Verdict, gpu_count};
 
 /// One fault and everything that has it.
 #[derive(Debug)]
@@ -122,18 +122,6 @@ fn says_the_same(one: &Finding, other: &Finding) -> bool {
         && one.observed == other.observed
         && one.remedy == other.remedy
         && one.overridden == other.overridden
-}
-
-/// How many GPUs the findings are about.
-pub(crate) fn gpu_count(findings: &[Finding]) -> usize {
-    let mut gpus: Vec<&Subject> = findings
-        .iter()
-        .map(|it| &it.subject)
-        .filter(|it| it.is_gpu())
-        .collect();
-    gpus.sort_unstable();
-    gpus.dedup();
-    gpus.len()
 }
 
 /// The public page on this check's matter; `None` for a check that this version does not know.

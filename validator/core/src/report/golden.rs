@@ -30,7 +30,7 @@ type Format = fn(&Run) -> String;
 const FORMATS: [(&str, Format); 10] = [
     ("txt", plain),
     ("verbose.ansi", verbose_in_color),
-    ("junit.xml", junit),
+    ("junit.xml", |run| junit(run).expect("a report")),
     ("json", json),
     ("md", markdown),
     ("html", html),
@@ -286,7 +286,7 @@ fn expected_counts(run: &Run) -> Counts {
 #[test]
 fn junit_counts_what_json_counts() {
     for (name, run) in sample::all() {
-        let (by_attribute, by_element) = counted(&junit(&run));
+        let (by_attribute, by_element) = counted(&junit(&run).expect("a report"));
         assert_eq!(by_attribute, expected_counts(&run), "{name}");
         assert_eq!(by_element, expected_counts(&run), "{name}");
         assert_eq!(Report::of(&run).counts, run.counts(), "{name}");
@@ -296,7 +296,7 @@ fn junit_counts_what_json_counts() {
 #[test]
 fn junit_names_are_distinct() {
     for (name, run) in sample::all() {
-        let text = junit(&run);
+        let text = junit(&run).expect("a report");
         let document = roxmltree::Document::parse(&text).expect("well-formed XML");
         let mut names: Vec<_> = document
             .descendants()
@@ -404,7 +404,7 @@ fn any_run() -> impl Strategy<Value = Run> {
 proptest! {
     #[test]
     fn junit_is_well_formed_and_counts_right_whatever_the_texts_hold(run in any_run()) {
-        let (by_attribute, by_element) = counted(&junit(&run));
+        let (by_attribute, by_element) = counted(&junit(&run).expect("a report"));
         prop_assert_eq!(by_attribute, expected_counts(&run));
         prop_assert_eq!(by_element, expected_counts(&run));
     }

@@ -5,13 +5,13 @@ use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
 
 use super::answer::sentences;
 use super::coverage::Coverage;
-use super::faults::{Fault, faults, gpu_count};
+use super::faults::{Fault, faults};
 use super::gpu_table::{GpuGrid, GpuGridRow};
 use super::node_summary::{Machine, missing};
 use super::text::{capitalized, cause_in_words, counted, one_line};
 use super::verdict;
 use crate::diagnosis::{RootCause, diagnose, name_of};
-use crate::findings::{EnvironmentSubject, ExitStatus, Finding, Run, Subject, Verdict};
+use crate::findings::{EnvironmentSubject, ExitStatus, Finding, Run, Subject, Verdict, gpu_count};
 
 const STYLE: &str = include_str!("html.css");
 

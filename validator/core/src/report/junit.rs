@@ -1,42 +1,29 @@
 //! The JUnit report: one suite for the host, one for each GPU and one for each Python
 //! environment.
 //!
-//! Written by the crate junit-report; what it leaves out and readers count by (`skipped` on suites,
-//! totals on the root) is added in a second pass over its XML. A warning is a test case that passes
-//! with the warning in its `system-out`.
+//! A warning is a test case that passes with the warning in its `system-out`.
 
 use std::path::{Component, Path};
 
-use junit_report::{Duration, OffsetDateTime, Report, TestCase, TestResult, TestSuite};
-use quick_xml::events::{BytesStart, Event};
+use junit_report::{Duration, OffsetDateTime, TestCase, TestResult, TestSuite};
 
 use super::burn_rows::burn_rows;
 use super::coverage::Coverage;
 use super::faults::documentation_url;
+use super::junit_xml::{Properties, document};
 use super::node_summary::Machine;
 use super::text::{cause_in_words, one_line, xml};
 use super::verdict;
 use crate::diagnosis::{diagnose, gpu_of, name_of, recommended_action_of};
-use crate::findings::{Counts, Finding, GpuSubject, Run, Subject, Verdict};
+use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict};
 
 /// The JUnit report, UTF-8.
-pub fn junit(run: &Run) -> String {
+pub fn junit(run: &Run) -> anyhow::Result<String> {
     let suites = suites(run);
-    let counts: Vec<Counts> = suites
+    let suites = suites
         .iter()
-        .map(|suite| Counts::of(suite.findings.iter().copied()))
-        .collect();
-    let properties: Vec<Vec<(String, String)>> =
-        suites.iter().map(|it| properties_of(it, run)).collect();
-    let mut report = Report::new();
-    report.add_testsuites(suites.iter().map(|it| it.written(run)));
-    let mut written = Vec::new();
-    // Writing to memory fails only out of it; a report cut short would not be well-formed, so
-    // nothing is returned then.
-    if report.write_xml(&mut written).is_err() {
-        return String::new();
-    }
-    add_counts(&written, run, &counts, &properties).unwrap_or_default()
+        .map(|it| (it.written(run), properties_of(it, run)));
+    document(suites.collect())
 }
 
 /// The findings about one subject.
@@ -276,65 +263,8 @@ fn timestamp(rfc3339: &str) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
-/// Copies the XML, one element a line, with the counts that junit-report does not write.
-fn add_counts(
-    written: &[u8],
-    run: &Run,
-    suites: &[Counts],
-    properties: &[Vec<(String, String)>],
-) -> Option<String> {
-    let mut reader = quick_xml::Reader::from_reader(written);
-    let mut writer = quick_xml::Writer::new_with_indent(Vec::new(), b' ', 1);
-    let mut suites = suites.iter();
-    let mut properties = properties.iter();
-    loop {
-        let event = match reader.read_event().ok()? {
-            Event::Eof => break,
-            Event::Start(tag) => Event::Start(with_counts(tag, run, &mut suites)),
-            Event::Empty(tag) => Event::Empty(with_counts(tag, run, &mut suites)),
-            other => other,
-        };
-        let begins_suite =
-            matches!(&event, Event::Start(tag) if tag.name().as_ref() == b"testsuite");
-        let is_empty_suite =
-            matches!(&event, Event::Empty(tag) if tag.name().as_ref() == b"testsuite");
-        writer.write_event(event).ok()?;
-        if begins_suite || is_empty_suite {
-            let properties = properties
-                .next()
-                .filter(|it| begins_suite && !it.is_empty());
-            write_properties(&mut writer, properties.map_or(&[], Vec::as_slice))?;
-        }
-    }
-    let mut text = String::from_utf8(writer.into_inner()).ok()?;
-    text.push('\n');
-    Some(text)
-}
-
-/// Readers want the properties before the test cases.
-fn write_properties(
-    writer: &mut quick_xml::Writer<Vec<u8>>,
-    properties: &[(String, String)],
-) -> Option<()> {
-    if properties.is_empty() {
-        return Some(());
-    }
-    let element = writer.create_element("properties");
-    let written = element.write_inner_content(|writer| {
-        for (name, value) in properties {
-            writer
-                .create_element("property")
-                .with_attribute(("name", name.as_str()))
-                .with_attribute(("value", value.as_str()))
-                .write_empty()?;
-        }
-        Ok(())
-    });
-    written.ok().map(|_| ())
-}
-
 /// The actions that the diagnosis recommends, then what the burn showed.
-fn properties_of(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
+fn properties_of(suite: &Suite<'_>, run: &Run) -> Properties {
     let mut properties = identity_properties(suite.subject, run);
     properties.extend(action_properties(suite.subject, run));
     properties.extend(burn_properties(suite, run));
@@ -342,7 +272,7 @@ fn properties_of(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
 }
 
 /// Which board stood at the address of a GPU's suite.
-fn identity_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
+fn identity_properties(subject: &Subject, run: &Run) -> Properties {
     let Subject::Gpu(subject) = subject else {
         return Vec::new();
     };
@@ -362,7 +292,7 @@ fn identity_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
 
 /// On the host's suite the action of the run and the root causes; on a GPU's suite the action of
 /// its first root cause.
-fn action_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
+fn action_properties(subject: &Subject, run: &Run) -> Properties {
     let name = "recommended_action".to_owned();
     let causes = diagnose(run);
     match subject {
@@ -394,7 +324,7 @@ fn action_properties(subject: &Subject, run: &Run) -> Vec<(String, String)> {
 }
 
 /// What the burn showed of the suite's GPU: `burn.bf16.tflops`.
-fn burn_properties(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
+fn burn_properties(suite: &Suite<'_>, run: &Run) -> Properties {
     let Subject::Gpu(subject) = suite.subject else {
         return Vec::new();
     };
@@ -415,34 +345,4 @@ fn burn_properties(suite: &Suite<'_>, run: &Run) -> Vec<(String, String)> {
         })
         .flatten()
         .collect()
-}
-
-fn with_counts<'a>(
-    mut tag: BytesStart<'a>,
-    run: &Run,
-    suites: &mut std::slice::Iter<'_, Counts>,
-) -> BytesStart<'a> {
-    match tag.name().as_ref() {
-        b"testsuite" => {
-            let skipped = suites.next().map_or(0, |it| it.skip);
-            tag.push_attribute(("skipped", skipped.to_string().as_str()));
-        }
-        b"testsuites" => {
-            let counts = run.counts();
-            let time: Duration = run.findings.iter().map(|it| seconds(it.time_s)).sum();
-            let attributes = [
-                ("name", "gpu-validator".to_owned()),
-                ("tests", counts.total().to_string()),
-                ("failures", counts.fail.to_string()),
-                ("errors", counts.error.to_string()),
-                ("skipped", counts.skip.to_string()),
-                ("time", time.as_seconds_f64().to_string()),
-            ];
-            for (name, value) in &attributes {
-                tag.push_attribute((*name, value.as_str()));
-            }
-        }
-        _ => {}
-    }
-    tag
 }

@@ -21,6 +21,7 @@ mod human;
 mod human_details;
 mod json;
 mod junit;
+mod junit_xml;
 mod layouts_table;
 mod markdown;
 mod measurements;

@@ -1,27 +1,21 @@
 //! The JUnit report of a sentinel: a test case for each GPU.
 
-use junit_report::{Duration, Report, TestCase, TestResult, TestSuite};
+use junit_report::{Duration, TestCase, TestResult, TestSuite};
 
+use super::junit_xml::document;
 use super::text::{one_line, xml};
 use crate::sentinel::policy::State;
 use crate::sentinel::status::{GpuStatus, Status};
 
 /// The JUnit report, UTF-8.
-pub fn sentinel_junit(status: &Status) -> String {
+pub fn sentinel_junit(status: &Status) -> anyhow::Result<String> {
     let simulated = status.simulated.as_ref().map_or("", |_| "SIMULATED ");
     let mut suite = TestSuite::new(&format!("{simulated}gpu-validator sentinel"));
     for gpu in &status.gpus {
         suite.add_testcase(case(gpu));
     }
     suite.set_system_out(&xml(&status.text()));
-    let mut report = Report::new();
-    report.add_testsuite(suite);
-    let mut written = Vec::new();
-    // Writing to memory fails only out of it.
-    if report.write_xml(&mut written).is_err() {
-        return String::new();
-    }
-    String::from_utf8(written).unwrap_or_default()
+    document(vec![(suite, Vec::new())])
 }
 
 /// A GPU of which nothing was verified has not passed.
@@ -81,7 +75,7 @@ mod tests {
             ],
             ..Status::default()
         };
-        let text = sentinel_junit(&status);
+        let text = sentinel_junit(&status).expect("a report");
         assert!(!text.contains('\u{1b}'), "{text}");
         assert!(text.contains("failures=\"1\""), "{text}");
         assert!(text.contains("errors=\"1\""), "{text}");

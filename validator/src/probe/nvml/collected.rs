@@ -45,12 +45,12 @@ impl NvmlOutcome {
 }
 
 /// The reported fields of one record.
-type Told = Map<String, Value>;
+type Fields = Map<String, Value>;
 
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    nvml: Told,
-    gpus: Vec<Told>,
+    nvml: Fields,
+    gpus: Vec<Fields>,
     /// Why a GPU's other readings are missing.
     gave_up: Vec<(u32, String)>,
     simulated: Option<String>,
@@ -73,7 +73,7 @@ impl Collected {
                 if field == "gpu_count" {
                     let count = value["value"].as_u64().unwrap_or(0).min(GPUS_MAXIMUM);
                     let count = usize::try_from(count).unwrap_or_default();
-                    self.gpus.resize(count.max(self.gpus.len()), Told::new());
+                    self.gpus.resize(count.max(self.gpus.len()), Fields::new());
                 }
                 self.nvml.insert(field, value);
             }
@@ -106,7 +106,7 @@ impl Collected {
         }
     }
 
-    fn gpu(&mut self, index: u32) -> Option<&mut Told> {
+    fn gpu(&mut self, index: u32) -> Option<&mut Fields> {
         self.gpus.get_mut(usize::try_from(index).ok()?)
     }
 
@@ -218,7 +218,7 @@ impl Collected {
 
 /// The record with the reported fields; its other readings are not read for `reason`.
 fn facts_of<T: Default + Serialize + DeserializeOwned>(
-    told: &Told,
+    told: &Fields,
     reason: &str,
     trouble: &mut Vec<String>,
 ) -> T {

@@ -7,15 +7,16 @@
 
 mod calls;
 mod collected;
-mod driver;
+mod library;
 mod own_gpu;
 mod power_meter;
 mod protocol;
+mod queries;
 mod read;
 mod sensors;
+mod status;
 mod users;
 mod watch;
-mod worker;
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -26,12 +27,12 @@ pub(crate) use collected::NvmlOutcome;
 pub(crate) use own_gpu::{users_of, watch_processes_of_others};
 pub(crate) use power_meter::{PowerKind, PowerMeter, with_power_meter};
 use protocol::Message;
+pub(crate) use queries::{NvmlWorker, Part};
 pub(crate) use sensors::{SensorMessage, run_worker as run_sensors_worker};
 pub(crate) use users::{UsersMessage, run_worker as run_users_worker};
 pub(crate) use watch::{
     Condition, LOOK_CLOSELY, NO_WORKERS, WORKERS, WatchMessage, run_worker as run_watch_worker,
 };
-pub(crate) use worker::{NvmlWorker, Part};
 
 use super::{Deadlines, ProbeOptions};
 use crate::interrupt::Interrupt;

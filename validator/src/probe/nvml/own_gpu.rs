@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use super::calls::Calls;
-use super::driver::{Device, NvmlLibrary};
+use super::library::{Device, NvmlLibrary};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;

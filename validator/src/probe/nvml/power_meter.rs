@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::driver::Device;
+use super::library::Device;
 use super::own_gpu::with_own_gpu;
 
 // Source: nvml.h, NVML_FI_DEV_POWER_INSTANT: milliwatts at this moment; scope 0 is the GPU. Drivers

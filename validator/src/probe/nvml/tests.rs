@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::driver::NvmlLibrary;
+use super::library::NvmlLibrary;
 use super::*;
 use crate::driver_libraries;
 use validator_core::facts::{Facts, Reading};

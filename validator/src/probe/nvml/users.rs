@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::calls::Calls;
-use super::driver::{Device, NvmlLibrary};
+use super::library::{Device, NvmlLibrary};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::calls::Calls;
-use super::driver::{NvmlLibrary, XidEvents};
+use super::library::{NvmlLibrary, XidEvents};
 use super::protocol::Output;
 use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;

@@ -13,10 +13,9 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use super::burn::{is_worked, random_seed, why_not_worked};
-use super::check_kernel::cuda_does_not_work;
+use super::worked_gpus::{cuda_does_not_work, is_worked, why_not_worked};
 use crate::interrupt::Interrupt;
-use crate::plan::{AllocationOptions, AllocationProgress, BurnOptions};
+use crate::plan::{AllocationOptions, AllocationProgress, BurnOptions, random_seed};
 use crate::probe::ProbeOptions;
 use crew::{Crew, Request, Tester};
 pub(crate) use layouts::test_layouts;

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::plain_words;
+use super::refusal::Refusal;
 use validator_remote::interrupts::Interrupts;
 use xtask::tools;
 
@@ -20,24 +20,6 @@ pub(super) struct Cli {
     pub(super) region: Option<String>,
     pub(super) interrupts: Interrupts,
 }
-
-/// A call that AWS, or the CLI on the way there, refused.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    /// What was called, as on the command line: `ec2 run-instances`.
-    pub(super) call: String,
-    /// AWS's error code; none where the CLI did not get as far as AWS or its answer is lost.
-    pub(super) code: Option<String>,
-    pub(super) message: String,
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(&plain_words::explain(self))
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// What a signal does to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +112,7 @@ fn refusal(call: &str, stderr: &str) -> Refusal {
         .and_then(|(_, rest)| {
             let (code, rest) = rest.split_once(") when calling the ")?;
             let (_, rest) = rest.split_once(" operation")?;
-            // The CLI may say in brackets how often it tried.
+            // The CLI may add the number of retries in parentheses.
             let message = match rest.strip_prefix(" (") {
                 Some(rest) => rest.split_once("): ")?.1,
                 None => rest.strip_prefix(": ")?,

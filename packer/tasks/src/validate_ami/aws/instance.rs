@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::cli::{Cli, Refusal};
-use super::plain_words::{is_lack_of_capacity, nothing_was_done};
+use super::cli::Cli;
+use super::refusal::{Refusal, is_lack_of_capacity, nothing_was_done};
 use super::tags::{self, Tags};
 use xtask::say;
 
@@ -251,7 +251,7 @@ impl<'a> Instance<'a> {
                 "{id} did not answer ssh within {} min: {said}; its console: `aws ec2 get-console-output --latest --instance-id {id}`",
                 READY_WITHIN.as_secs() / 60
             );
-            // A look at the instance costs a call, and it ends by itself rarely.
+            // Reading the instance's state costs a call, and instances rarely end by themselves.
             if attempt % 6 == 0 {
                 self.still_alive(id)?;
             }

@@ -1,31 +1,24 @@
-//! The checks that ask the API server, on node objects of the test's own: right ones, and one wrong
-//! in each way.
+//! The checks that query the API server, on node objects of the test's own: right ones, and one
+//! wrong in each way.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use super::certificates::EXPIRED_SERVER;
+use super::cluster::{Cluster, Plugin, role};
 use super::gpu_pods;
-use super::kubelet::{self, Logs};
-use super::server::{ADMIN_TOKEN, CHECKS_TOKEN, CHECKS_USER, Server};
-use super::{JOBS, create, step};
+use super::ran::validator;
+use super::server::{CHECKS_TOKEN, CHECKS_USER, Server};
+use super::{JOBS, step};
 use harness::simulate::{PreparedNode, Simulator};
-use kubernetes_tasks::kubectl::Kubectl;
-use kubernetes_tasks::manifests::Manifests;
-use xtask::workspace;
 
 /// A simulated node with one GPU and one with eight.
 const ONE_GPU: &str = "h200x1";
 const EIGHT_GPUS: &str = "h200x8";
 /// The runtime class is of no use on a node whose containerd does not know its handler.
 const CONTAINERD: &str = "host.container_runtime={containerd: true}";
-const PLUGIN: &str = "nvidia-device-plugin-daemonset";
-const PLUGINS_NAMESPACE: &str = "kube-system";
-const PLUGINS_CONTAINER: &str = "nvidia-device-plugin-ctr";
 
 pub(super) fn run(server: &Server) -> anyhow::Result<()> {
     let cluster = Cluster::prepare(server)?;
@@ -49,15 +42,6 @@ pub(super) fn run(server: &Server) -> anyhow::Result<()> {
     gpu_pods::eight_gpus(&cluster, &node, &facts, &users[1].1)
 }
 
-/// Everything that the checks ask about, but for the nodes.
-#[derive(Debug)]
-pub(super) struct Cluster<'a> {
-    pub(super) server: &'a Server,
-    pub(super) admin: Kubectl,
-    pub(super) logs: Logs,
-    daemon_set: Value,
-}
-
 /// A node that is made for one case.
 struct Case {
     name: &'static str,
@@ -69,14 +53,6 @@ struct Case {
     check: &'static str,
     verdict: &'static str,
     words: &'static [&'static str],
-}
-
-/// The device plugin's pod on the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plugin {
-    Ready,
-    Crashes,
-    Absent,
 }
 
 /// Every check that requests an existing object from the API server.
@@ -213,137 +189,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-impl<'a> Cluster<'a> {
-    fn prepare(server: &'a Server) -> anyhow::Result<Cluster<'a>> {
-        let admin = server.kubectl(ADMIN_TOKEN);
-        for (purpose, namespace) in [
-            ("checks", None),
-            ("device-plugin", Some(PLUGINS_NAMESPACE)),
-            ("gpu-pod", Some(JOBS)),
-        ] {
-            grant(&admin, purpose, namespace)?;
-        }
-        let manifests = Manifests::of_overlay(&"staging".parse()?)?;
-        let spec = manifests.object("DaemonSet", PLUGIN)?["spec"]["template"]["spec"].clone();
-        let status = json!({"status": {"desiredNumberScheduled": 1, "numberReady": 1}}).to_string();
-        let patch = [
-            "patch",
-            "daemonset",
-            PLUGIN,
-            "--namespace",
-            PLUGINS_NAMESPACE,
-            "--subresource=status",
-            "--type=merge",
-            "--output=json",
-            "--patch",
-            &status,
-        ];
-        let mut daemon_set = admin.json(&patch)?;
-        daemon_set["podSpec"] = spec;
-        Ok(Cluster {
-            logs: Logs::serve(server.folder().join("logs"), server.certificates())?,
-            server,
-            admin,
-            daemon_set,
-        })
-    }
-
-    /// A node object with so many GPUs, and the device plugin's pod on it.
-    pub(super) fn make_node(&self, name: &str, gpus: usize) -> anyhow::Result<()> {
-        self.make(&self.node_object(name, gpus), Plugin::Ready)
-    }
-
-    fn node_object(&self, name: &str, gpus: usize) -> Value {
-        let devices = json!({"cpu": "4", "pods": "110", "nvidia.com/gpu": gpus.to_string()});
-        json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "labels": {"nvidia.com/gpu": "true", "team": "a"}},
-            "spec": {"taints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]},
-            "status": {
-                "capacity": devices,
-                "allocatable": devices,
-                "conditions": [
-                    {"type": "Ready", "status": "True", "reason": "KubeletReady"},
-                    {"type": "MemoryPressure", "status": "False", "reason": "KubeletHasSufficientMemory"},
-                ],
-                "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-                "daemonEndpoints": {"kubeletEndpoint": {"Port": self.logs.port}},
-            },
-        })
-    }
-
-    fn make(&self, node: &Value, plugin: Plugin) -> anyhow::Result<()> {
-        create(&self.admin, node, false)?;
-        let name = node["metadata"]["name"].as_str().context("no name")?;
-        if plugin != Plugin::Absent {
-            self.make_plugin(name, plugin)?;
-        }
-        Ok(())
-    }
-
-    fn make_plugin(&self, node: &str, plugin: Plugin) -> anyhow::Result<()> {
-        let name = format!("{PLUGIN}-{node}");
-        let mut spec = self.daemon_set["podSpec"].clone();
-        spec["nodeName"] = json!(node);
-        let pod = json!({
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": PLUGINS_NAMESPACE,
-                "ownerReferences": [{
-                    "apiVersion": "apps/v1",
-                    "kind": "DaemonSet",
-                    "name": PLUGIN,
-                    "uid": self.daemon_set["metadata"]["uid"],
-                    "controller": true,
-                }],
-            },
-            "spec": spec,
-        });
-        create(&self.admin, &pod, false)?;
-        let (ready, restarts, state) = match plugin {
-            Plugin::Ready => ("True", 0, json!({"running": {}})),
-            Plugin::Crashes | Plugin::Absent => {
-                let waiting = json!({"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"});
-                ("False", 4, json!({"waiting": waiting}))
-            }
-        };
-        let status = json!({
-            "phase": "Running",
-            "conditions": [{"type": "Ready", "status": ready}],
-            "containerStatuses": kubelet::container_status(PLUGINS_CONTAINER, restarts, &state),
-        });
-        kubelet::set_status(&self.admin, PLUGINS_NAMESPACE, &name, &status)?;
-        if plugin == Plugin::Crashes {
-            self.say_why_it_crashes(&name)?;
-        }
-        Ok(())
-    }
-
-    fn say_why_it_crashes(&self, pod: &str) -> anyhow::Result<()> {
-        self.logs.write(
-            pod,
-            PLUGINS_NAMESPACE,
-            PLUGINS_CONTAINER,
-            "?previous=true&tailLines=10",
-            "Starting plugins\nFailed to initialize NVML: could not load NVML library\n",
-        )?;
-        let event = json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": format!("{pod}.1"), "namespace": PLUGINS_NAMESPACE},
-            "involvedObject": {"kind": "Pod", "namespace": PLUGINS_NAMESPACE, "name": pod},
-            "reason": "BackOff",
-            "message": "Back-off restarting failed container",
-            "type": "Warning",
-            "firstTimestamp": "2026-01-01T00:00:00Z",
-            "lastTimestamp": "2026-01-01T00:00:00Z",
-        });
-        create(&self.admin, &event, false)
-    }
-
+impl Cluster<'_> {
     /// One pass of every check, the GPU pod's too, as one user.
     fn healthy_node_passes(
         &self,
@@ -466,50 +312,6 @@ impl<'a> Cluster<'a> {
         step("a role without one verb: that check alone is an error, and names the verb");
         Ok(())
     }
-
-    /// A profile that requires everything; `more` are lines of its section `kubernetes`, which win.
-    pub(super) fn profile(
-        &self,
-        node: &str,
-        kubeconfig: &Path,
-        more: &str,
-    ) -> anyhow::Result<PathBuf> {
-        let mut text = format!(
-            "levels: {{standard: {{burn: {{enabled: false}}}}}}\nkubernetes:\n  node_name: {node}\n  \
-             labels: {{nvidia.com/gpu: 'true', team: a}}\n  taints: ['nvidia.com/gpu=true:NoSchedule']\n  \
-             device_plugin_daemon_set: required\n  api: {{required: true, kubeconfig: {}}}\n",
-            kubeconfig.display()
-        );
-        if !more.contains("runtime_class") {
-            text.push_str("  runtime_class: nvidia\n");
-        }
-        let _ = write!(text, "{more}");
-        let path = self.server.folder().join(format!("{node}.profile.yaml"));
-        std::fs::write(&path, text)?;
-        Ok(path)
-    }
-
-    pub(super) fn run(
-        &self,
-        node: &PreparedNode,
-        name: &str,
-        profile: &Path,
-    ) -> anyhow::Result<Ran> {
-        let report = self.server.folder().join(format!("{name}.report.json"));
-        let mut command = validator(node, &["run", "--level=standard"]);
-        command.arg("--profile").arg(profile);
-        let output = command.arg("--json").arg(&report).output()?;
-        Ran::of(&output, &report).with_context(|| format!("node {name}"))
-    }
-}
-
-/// The validator on a simulated node.
-pub(super) fn validator(node: &PreparedNode, arguments: &[&str]) -> Command {
-    let mut command = Command::new(workspace::target().join("debug/gpu-validator"));
-    command.args(arguments);
-    workspace::without_cargos_library_path(&mut command);
-    node.apply(&mut command);
-    command
 }
 
 /// What a pod that sees all GPUs of the node would print.
@@ -521,107 +323,6 @@ fn collect(node: &PreparedNode) -> anyhow::Result<Value> {
             String::from_utf8_lossy(&output.stderr)
         )
     })
-}
-
-/// How a run of the validator ended.
-#[derive(Debug)]
-pub(super) struct Ran {
-    report: Value,
-    code: Option<i32>,
-    said: String,
-}
-
-impl Ran {
-    pub(super) fn of(output: &std::process::Output, report: &Path) -> anyhow::Result<Ran> {
-        let said = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let text = std::fs::read_to_string(report)
-            .with_context(|| format!("gpu-validator left no report:\n{said}"))?;
-        Ok(Ran {
-            report: serde_json::from_str(&text)?,
-            code: output.status.code(),
-            said,
-        })
-    }
-
-    fn finding(&self, check: &str) -> &Value {
-        let findings = self.report["findings"].as_array();
-        findings
-            .into_iter()
-            .flatten()
-            .find(|it| it["check"] == check)
-            .unwrap_or(&Value::Null)
-    }
-
-    pub(super) fn summary(&self, check: &str) -> &str {
-        self.finding(check)["summary"].as_str().unwrap_or_default()
-    }
-
-    pub(super) fn expect(&self, check: &str, verdict: &str, words: &[&str]) -> anyhow::Result<()> {
-        let finding = self.finding(check);
-        ensure!(
-            finding["verdict"] == verdict,
-            "{check} says {finding}, expected {verdict}"
-        );
-        for word in words {
-            ensure!(
-                self.summary(check).contains(word),
-                "{check} says `{}`, expected `{word}` in it",
-                self.summary(check)
-            );
-        }
-        Ok(())
-    }
-
-    pub(super) fn ended_with(&self, code: i32) -> anyhow::Result<()> {
-        ensure!(
-            self.code == Some(code),
-            "the run ended with {:?}, expected {code}:\n{}",
-            self.code,
-            self.said
-        );
-        Ok(())
-    }
-}
-
-/// A role as `gpu-validator kubernetes rbac` prints it.
-fn role(purpose: &str, namespace: Option<&str>) -> anyhow::Result<String> {
-    let mut command = Command::new(workspace::target().join("debug/gpu-validator"));
-    command.args(["kubernetes", "rbac", purpose, "--name", &role_name(purpose)]);
-    if let Some(namespace) = namespace {
-        command.args(["--namespace", namespace]);
-    }
-    let output = command.output()?;
-    ensure!(output.status.success(), "no role for {purpose} is printed");
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-fn role_name(purpose: &str) -> String {
-    format!("e2e-{purpose}")
-}
-
-/// Gives the user of the checks exactly the rights that the validator requires, and no other.
-fn grant(admin: &Kubectl, purpose: &str, namespace: Option<&str>) -> anyhow::Result<()> {
-    admin.text(&["apply", "--filename", "-"], &role(purpose, namespace)?)?;
-    let kind = if namespace.is_some() { "" } else { "Cluster" };
-    let mut binding = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": format!("{kind}RoleBinding"),
-        "metadata": {"name": role_name(purpose)},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": format!("{kind}Role"),
-            "name": role_name(purpose),
-        },
-        "subjects": [{"kind": "User", "name": CHECKS_USER, "apiGroup": "rbac.authorization.k8s.io"}],
-    });
-    if let Some(namespace) = namespace {
-        binding["metadata"]["namespace"] = json!(namespace);
-    }
-    create(admin, &binding, false)
 }
 
 /// The same user by each way of saying who it is.

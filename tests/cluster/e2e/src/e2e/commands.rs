@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::checks::{Ran, validator};
 use super::kubelet::{Logs, bind, container_status, set_status, while_playing};
+use super::ran::{Ran, validator};
 use super::server::{ADMIN_TOKEN, Server};
 use super::{JOBS, create, step};
 use harness::simulate::Simulator;
@@ -50,8 +50,8 @@ impl<'a> Commands<'a> {
         })
     }
 
-    /// Runs `cargo xtask` with these arguments, which must end with `code` and say `words`; returns
-    /// its output.
+    /// Runs `cargo xtask` with these arguments, which must end with `code` and print `words`;
+    /// returns its output.
     fn xtask(&self, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<String> {
         // The program of `cargo xtask k8s`.
         let program = workspace::program(&workspace::shell()?, "kubernetes-tasks")?;

@@ -1,4 +1,4 @@
-//! Pods that ask for a GPU each, on the real API server; the test plays the scheduler and the
+//! Pods that request a GPU each, on the real API server; the test plays the scheduler and the
 //! kubelet.
 
 use std::collections::BTreeSet;
@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::checks::{Cluster, Ran, validator};
+use super::cluster::Cluster;
 use super::kubelet::{bind, container_status, set_status, while_playing};
+use super::ran::{Ran, validator};
 use super::{JOBS, step};
 use harness::simulate::PreparedNode;
 

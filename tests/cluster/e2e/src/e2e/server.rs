@@ -17,7 +17,7 @@ use xtask::workspace;
 
 /// A token of group system:masters, for a server that listens on the loopback interface only.
 pub(super) const ADMIN_TOKEN: &str = "the-tests-own-admin";
-/// A token of a user that has the rights of the checks and of the pods that look at GPUs.
+/// A token of a user that has the rights of the checks and of the pods that read GPUs.
 pub(super) const CHECKS_TOKEN: &str = "the-tests-own-checks";
 pub(super) const CHECKS_USER: &str = "checks";
 /// A cold start of both takes ten seconds on two busy cores.

@@ -297,7 +297,7 @@ fn run_at_level(
         faults: &faults,
         overrides: &[],
     })?;
-    // A fault that comes later is looked at once it is there; faults in the middle of a load are
+    // A fault that comes later is judged once it is there; faults in the middle of a load are
     // counted in launches.
     if let Some(delay) = case
         .fault

@@ -2,8 +2,7 @@
 //! and a warp shuffle.
 
 use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 
 const THREADS: u64 = 256;
 

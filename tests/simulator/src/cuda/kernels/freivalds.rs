@@ -3,8 +3,7 @@
 
 use super::operand::Element;
 use super::{Blocks, Done, Launch, Output, memory_time_ns};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 
 const LANES: usize = 32;
 

@@ -9,8 +9,7 @@ use super::operand::Element;
 use super::tensor_map::TensorMap;
 use super::verify::{Report, Strips, words_of_element};
 use super::{Blocks, Done, Launch, Output, Tiles};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::{ILLEGAL_INSTRUCTION, INVALID_VALUE};
+use crate::cuda::result::{ILLEGAL_INSTRUCTION, INVALID_VALUE, Outcome};
 use crate::product::{Products, Sizes, fingerprint, multiply_by_transposed};
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! `gpu_validator_memory_write` and `gpu_validator_memory_verify`: a pattern of 64-bit words.
 
 use super::{Blocks, Done, LAUNCH_NS, Launch, Output, memory_time_ns};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 
 const THREADS: u64 = 256;
 /// Mismatches whose addresses are kept.

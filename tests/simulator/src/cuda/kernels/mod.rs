@@ -10,8 +10,7 @@ mod operand;
 pub mod tensor_map;
 mod verify;
 
-use super::driver::Outcome;
-use super::result::{ILLEGAL_ADDRESS, INVALID_VALUE};
+use super::result::{ILLEGAL_ADDRESS, INVALID_VALUE, Outcome};
 use crate::gpu::Gpu;
 use std::ffi::c_void;
 

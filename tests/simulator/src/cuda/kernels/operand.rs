@@ -2,8 +2,7 @@
 //! validator's own host version.
 
 use super::{Blocks, Done, LAUNCH_NS, Launch, Output};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 use crate::number::{e4m3_to_f64, f16_to_f64};
 use crate::threads::in_parallel;
 

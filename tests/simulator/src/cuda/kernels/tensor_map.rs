@@ -1,7 +1,6 @@
 //! `CUtensorMap`: how the simulator encodes one, and what kernels read from it.
 
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 
 /// Marks that the bytes were encoded here; the real encoding is NVIDIA's secret.
 const MAGIC: u64 = 0x5449_4c45_445f_4d41;

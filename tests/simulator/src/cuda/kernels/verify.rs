@@ -2,8 +2,7 @@
 
 use super::operand::Element;
 use super::{Blocks, Done, Launch, Output, memory_time_ns};
-use crate::cuda::driver::Outcome;
-use crate::cuda::result::INVALID_VALUE;
+use crate::cuda::result::{INVALID_VALUE, Outcome};
 
 const STRIP_ROWS: usize = 16;
 const STRIP_WORDS: usize = 256;
@@ -189,7 +188,7 @@ impl<'launch> Strips<'launch> {
             .sum()
     }
 
-    /// Compares every strip; `sm_of` a strip's first row and word is the one that looks at it.
+    /// Compares every strip; `sm_of` a strip's first row and word is the one that reads it.
     pub(super) fn compare(
         &self,
         launch: &Launch<'launch>,

@@ -5,7 +5,8 @@ use validator_core::facts::{
 };
 
 use super::super::calls::Called;
-use super::super::driver::{self, PciIdentity};
+use super::super::library::PciIdentity;
+use super::super::status;
 use super::GpuReader;
 
 const FIELD_GPU_RECOVERY_ACTION: u32 = 230;
@@ -102,7 +103,7 @@ impl GpuReader<'_> {
         for index in 0..self.device.max_mig_device_count()? {
             let device = match self.device.mig_device(index) {
                 Ok(device) => device,
-                Err(failure) if failure.status() == Some(driver::ERROR_NOT_FOUND) => {
+                Err(failure) if failure.status() == Some(status::ERROR_NOT_FOUND) => {
                     continue;
                 }
                 Err(failure) => return Err(failure),

@@ -2,8 +2,9 @@
 
 use validator_core::facts::{FabricState, NvLink, PcieLink, Reading};
 
-use super::super::calls::{self, Called, Failure};
-use super::super::driver::{self, FabricInfo};
+use super::super::calls::{Called, Failure};
+use super::super::library::FabricInfo;
+use super::super::status;
 use super::GpuReader;
 
 // Source of all numbers: nvml.h.
@@ -84,7 +85,7 @@ impl GpuReader<'_> {
 
     fn has_no_such_link(&self, failure: &Failure) -> bool {
         failure.is_not_supported(self.driver.branch)
-            || failure.status() == Some(driver::ERROR_INVALID_ARGUMENT)
+            || failure.status() == Some(status::ERROR_INVALID_ARGUMENT)
     }
 
     /// The error counters of the active links. A counter of one link takes NVML over 2 ms, so that
@@ -200,7 +201,7 @@ fn fabric_state(info: &FabricInfo) -> Reading<FabricState> {
     };
     let status = match info.status {
         0 => "success".to_owned(),
-        other => calls::status_name(other),
+        other => status::status_name(other),
     };
     let uuid_is_set = info.cluster_uuid.iter().any(|byte| *byte != 0);
     Reading::Value(FabricState {

@@ -5,7 +5,7 @@ use validator_core::facts::{
 };
 
 use super::super::calls::Called;
-use super::super::driver;
+use super::super::status;
 use super::GpuReader;
 
 // Source of all numbers: nvml.h.
@@ -80,7 +80,7 @@ impl GpuReader<'_> {
             let read = self.optional(device.temperature_threshold(threshold));
             // GPUs that speak of T.Limit instead answer "invalid argument" on some drivers.
             match read {
-                Err(failure) if failure.status() == Some(driver::ERROR_INVALID_ARGUMENT) => {
+                Err(failure) if failure.status() == Some(status::ERROR_INVALID_ARGUMENT) => {
                     Ok(None)
                 }
                 other => other.map(|it| it.map(u32::cast_signed).filter(|it| is_threshold(*it))),

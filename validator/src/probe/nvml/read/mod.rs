@@ -16,7 +16,7 @@ use validator_core::facts::{
 };
 
 use super::calls::Called;
-use super::driver::Device;
+use super::library::Device;
 use super::protocol::Output;
 use identity::compute_mode;
 use load::{CLOCK_MEMORY, CLOCK_SM, FIELD_MEMORY_TEMPERATURE, SENSOR_GPU};

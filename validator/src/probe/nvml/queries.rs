@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use super::calls::Calls;
-use super::driver::NvmlLibrary;
+use super::library::NvmlLibrary;
 use super::protocol::{Message, Output, SkippedCall};
 use super::read::{DriverNumber, GpuReader};
 use crate::driver_libraries;

@@ -1,9 +1,25 @@
 //! What AWS's refusals mean, and what to do next.
 
-use super::cli::Refusal;
+/// A call that AWS, or the CLI on the way there, refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// What was called, as on the command line: `ec2 run-instances`.
+    pub(super) call: String,
+    /// AWS's error code; none where the CLI did not get as far as AWS or its answer is lost.
+    pub(super) code: Option<String>,
+    pub(super) message: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&explain(self))
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 /// AWS's own message, what it means, and the next step.
-pub(super) fn explain(refusal: &Refusal) -> String {
+fn explain(refusal: &Refusal) -> String {
     let advice = match &refusal.code {
         Some(code) => by_code(code, &refusal.message),
         None => by_text(&refusal.message),
@@ -275,8 +291,9 @@ fn by_text(message: &str) -> Option<(&'static str, &'static str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cli::Refusal;
-    use super::{ADVICE, explain, is_lack_of_capacity, is_lack_of_quota, nothing_was_done};
+    use super::{
+        ADVICE, Refusal, explain, is_lack_of_capacity, is_lack_of_quota, nothing_was_done,
+    };
 
     fn refusal(code: Option<&str>, message: &str) -> Refusal {
         Refusal {

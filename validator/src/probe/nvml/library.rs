@@ -16,6 +16,10 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::calls::{CallFailure, Called, Calls, Failure};
+use super::status::{
+    ERROR_ARGUMENT_VERSION_MISMATCH, ERROR_CORRUPTED_INFOROM, ERROR_INSUFFICIENT_SIZE,
+    ERROR_INVALID_ARGUMENT, ERROR_NOT_SUPPORTED, ERROR_UNKNOWN, SUCCESS,
+};
 pub(super) use xid_events::XidEvents;
 
 type Symbol<F> = Result<F, libloading::Error>;
@@ -24,21 +28,6 @@ type GetterOf<A, T> = unsafe extern "C" fn(nvmlDevice_t, A, *mut T) -> nvmlRetur
 type PairGetter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T, *mut T) -> nvmlReturn_t;
 type TextGetter = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
 type ListGetter<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
-
-// Source: nvml.h, nvmlReturn_t.
-pub(super) const SUCCESS: u32 = 0;
-pub(super) const ERROR_INVALID_ARGUMENT: u32 = 2;
-pub(super) const ERROR_NOT_SUPPORTED: u32 = 3;
-pub(super) const ERROR_NOT_FOUND: u32 = 6;
-pub(super) const ERROR_INSUFFICIENT_SIZE: u32 = 7;
-const ERROR_TIMEOUT: u32 = 10;
-pub(super) const ERROR_FUNCTION_NOT_FOUND: u32 = 13;
-pub(super) const ERROR_CORRUPTED_INFOROM: u32 = 14;
-pub(super) const ERROR_GPU_IS_LOST: u32 = 15;
-pub(super) const ERROR_RESET_REQUIRED: u32 = 16;
-pub(super) const ERROR_VGPU_ECC_NOT_SUPPORTED: u32 = 22;
-pub(super) const ERROR_ARGUMENT_VERSION_MISMATCH: u32 = 25;
-const ERROR_UNKNOWN: u32 = 999;
 
 /// `NVML_STRUCT_VERSION`: the size of a versioned struct and its version in one number.
 #[expect(

@@ -4,7 +4,8 @@
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError};
 
 use super::super::calls::Called;
-use super::{Device, ERROR_TIMEOUT, checked, symbol};
+use super::super::status::ERROR_TIMEOUT;
+use super::{Device, checked, symbol};
 
 /// The Xids of one device since this was made. (Despite its name the event comes for Xids of every
 /// kind: 13, 31 and 43 were seen on an H200.)
