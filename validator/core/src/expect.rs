@@ -133,6 +133,9 @@ pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
             "the kernel found a GPU at {address} when it booted, which the PCI bus does not have any more"
         ));
     }
+    if let Some(trouble) = incomplete_tray(facts, gpus.len()) {
+        return Some(trouble);
+    }
     let models = models_of(facts);
     let on_a_board = |it: &&GpuModel| it.whole_board_nvlinks || is_of_a_tray(it);
     let is_one_board_model = !models.is_empty() && models.iter().all(on_a_board);
@@ -159,20 +162,57 @@ pub(crate) fn incomplete_board(facts: &Facts) -> Option<String> {
             nearest.1
         ));
     }
-    // Baseboards have four, eight or sixteen of them; one and two are parts of a board in a virtual
-    // machine.
     let is_bare_metal = !facts.gpus.is_empty()
         && facts.gpus.iter().all(|gpu| {
             gpu.virtualization_mode
                 .value()
                 .is_some_and(|it| it == "none")
         });
-    let is_part = is_bare_metal && !matches!(gpus.len(), 1 | 2 | 4 | 8 | 16);
-    is_part.then(|| {
+    let is_of_a_rack = models.iter().any(|it| is_of_a_tray(it));
+    // Baseboards have four, eight or sixteen of them, those of Blackwell eight; one and two are
+    // parts of a board in a virtual machine.
+    let (is_whole, of) = if major >= BLACKWELL && !is_of_a_rack {
+        (gpus.len() == GPUS_OF_A_WHOLE_BOARD, "eight")
+    } else {
+        (matches!(gpus.len(), 1 | 2 | 4 | 8 | 16), "four or eight")
+    };
+    (is_bare_metal && !is_whole).then(|| {
         format!(
-            "{} of a model that is built on boards of four or eight",
+            "{} of a model that is built on boards of {of}",
             crate::words::counted(gpus.len(), "GPU")
         )
+    })
+}
+
+/// Blackwell's major compute capability: its SXM boards are built with eight GPUs alone.
+// Source: NVIDIA HGX B200 and B300 data sheets.
+const BLACKWELL: u32 = 10;
+/// GPUs of a compute tray of a rack.
+// Source: NVIDIA GB200 NVL72 and GB300 NVL72 data sheets, 18 trays with 72 GPUs.
+const GPUS_OF_A_RACKS_TRAY: usize = 4;
+
+/// A tray whose fabric spans the nodes of a rack, which a board of two Superchips by itself has
+/// not.
+fn incomplete_tray(facts: &Facts, gpus: usize) -> Option<String> {
+    let spans_nodes = |gpu: &GpuFacts| is_rack_scale(gpu) && is_in_a_cluster(gpu);
+    let is_incomplete = gpus < GPUS_OF_A_RACKS_TRAY && facts.gpus.iter().any(spans_nodes);
+    is_incomplete.then(|| {
+        format!(
+            "{} of a fabric that spans nodes, a tray of such a rack has {GPUS_OF_A_RACKS_TRAY}",
+            crate::words::counted(gpus, "GPU")
+        )
+    })
+}
+
+/// The GPU is registered with a fabric whose cluster has a UUID.
+pub(crate) fn is_in_a_cluster(gpu: &GpuFacts) -> bool {
+    let is_zero = |uuid: &str| uuid.bytes().all(|it| matches!(it, b'0' | b'-'));
+    gpu.fabric.value().is_some_and(|fabric| {
+        fabric.state == "completed"
+            && fabric
+                .cluster_uuid
+                .as_deref()
+                .is_some_and(|uuid| !is_zero(uuid))
     })
 }
 

@@ -48,7 +48,8 @@ pub enum KernelEvent {
         pci_address: Option<String>,
     },
     /// The nvidia module could not start this GPU or NVSwitch (`RmInitAdapter failed`,
-    /// `probe … failed`, "the GPU is likely in a bad state").
+    /// `probe … failed`, "the GPU is likely in a bad state", a memory region that was not
+    /// assigned: `BAR1 is 0M @ 0x0`).
     GpuInitializationFailed { pci_address: Option<String> },
     /// `NVRM: API mismatch`: user space and kernel module are of different drivers.
     ApiMismatch,
@@ -611,6 +612,14 @@ fn is_aer_announcement(text: &str) -> bool {
 
 fn parse_aer(text: &str) -> Option<KernelEvent> {
     let announced = is_aer_announcement(text);
+    // The link was reset, and what is below the port did not come back.
+    // Source: Linux, `drivers/pci/pcie/err.c`.
+    if text.contains("AER: device recovery failed") {
+        return Some(KernelEvent::Aer {
+            severity: AerSeverity::NonFatal,
+            pci_address: first_pci_address(text),
+        });
+    }
     let told = if announced {
         &text[text.find("AER:")?..]
     } else {
@@ -666,7 +675,7 @@ fn parse_containment(text: &str) -> Option<KernelEvent> {
 
 /// Crashes and lockups of the kernel, in the words of x86 and arm64.
 // Source: Linux, `arch/x86/mm/fault.c`, `arch/x86/kernel/traps.c`, `arch/arm64/mm/fault.c`,
-// `kernel/watchdog.c` and `kernel/rcu/tree_stall.h`.
+// `kernel/watchdog.c`, `kernel/watchdog_perf.c`, `kernel/rcu/tree_stall.h` and `tree_exp.h`.
 fn parse_crash(text: &str) -> Option<KernelEvent> {
     const CRASHES: [&str; 5] = [
         "BUG: unable to handle ",
@@ -674,6 +683,12 @@ fn parse_crash(text: &str) -> Option<KernelEvent> {
         "general protection fault",
         "kernel BUG at ",
         "Unable to handle kernel ",
+    ];
+    const STALLS: [&str; 4] = [
+        "detected stalls on CPUs",
+        "detected expedited stalls on CPUs",
+        "self-detected stall on CPU",
+        "Watchdog detected hard LOCKUP on cpu",
     ];
     if CRASHES.iter().any(|it| text.contains(it)) {
         return Some(KernelEvent::KernelCrash);
@@ -685,8 +700,7 @@ fn parse_crash(text: &str) -> Option<KernelEvent> {
             .map(|it| it.0.to_owned());
         return Some(KernelEvent::Lockup { task: name });
     }
-    let is_stall =
-        text.contains("detected stalls on CPUs") || text.contains("self-detected stall on CPU");
+    let is_stall = STALLS.iter().any(|it| text.contains(it));
     is_stall.then_some(KernelEvent::Lockup { task: None })
 }
 
@@ -779,6 +793,17 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
     if text.contains("NVRM: API mismatch") {
         return Some(KernelEvent::ApiMismatch);
     }
+    // The driver's words for a GSP that stopped, without the number of Xid 119 and without an
+    // address. Source: NVIDIA/open-gpu-kernel-modules, `kernel_gsp.c`.
+    let is_of_the_gsp = lower.contains("gsp") || lower.contains("libos");
+    if text.contains("NVRM:") && is_of_the_gsp && lower.contains("heartbeat timed out") {
+        return Some(KernelEvent::Xid(Xid {
+            pci_address,
+            number: 119,
+            detail: text.trim().to_owned(),
+            ..Xid::default()
+        }));
+    }
     // The driver's own words for what Xid 54 reports.
     if text.contains("NVRM:") && text.contains("does not have the necessary power cables") {
         return Some(KernelEvent::Xid(Xid {
@@ -791,6 +816,8 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
     let module_failed = (text.contains("NVRM:")
         && (text.contains("RmInitAdapter failed")
             || text.contains("rm_init_adapter failed")
+            || text.contains("NVIDIA probe routine failed")
+            || text.contains("is 0M @ 0x0")
             || text.contains("the GPU is likely in a bad state")))
         || (text.contains("nvidia")
             && text.contains("probe")

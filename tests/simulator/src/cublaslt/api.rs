@@ -2,7 +2,7 @@
 
 use super::matrix::{Element, Layout};
 use super::product::{Operand, product};
-use crate::cuda::kernels::{Blocks, Output, Tiles};
+use crate::cuda::kernels::{Blocks, Output, Tiles, product_time_ns};
 use crate::node::{Node, misbehave};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_char, c_int, c_void};
@@ -466,7 +466,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
                 sm: Vec::new(),
             }),
         };
-        let gpu_time = gpu_time_model(&multiplication);
+        let gpu_time = |sm_count| gpu_time_model(&multiplication, sm_count);
         crate::cuda::api::run_library_kernel("cublasLtMatmul", stream, output, gpu_time, || {
             let left = operand(a, a_layout, multiplication.transposed[0])?;
             let right = operand(b, b_layout, multiplication.transposed[1])?;
@@ -540,7 +540,8 @@ fn write(
 }
 
 /// Nanoseconds that a GPU of the H200's order takes; the speed of the simulated GPU scales it.
-fn gpu_time_model(multiplication: &Multiplication) -> u64 {
+#[expect(clippy::cast_precision_loss, reason = "model time")]
+fn gpu_time_model(multiplication: &Multiplication, sm_count: u32) -> u64 {
     let [a, _, _, d] = &multiplication.layouts;
     let inner = if multiplication.transposed[0] {
         a.rows
@@ -550,11 +551,14 @@ fn gpu_time_model(multiplication: &Multiplication) -> u64 {
     let operations = 2 * d.rows * d.columns * inner;
     // Operations in a nanosecond: what an H200 sustains, see the validator's BENCHMARKS.md.
     let rate = match a.element {
-        Element::F32 if multiplication.compute == COMPUTE_32F_FAST_TF32 => 370_000,
-        Element::F64 | Element::F32 | Element::S32 => 50_000,
-        Element::F16 | Element::Bf16 => 650_000,
-        Element::E4m3 | Element::E5m2 => 1_200_000,
-        Element::S8 => 880_000,
+        Element::F32 if multiplication.compute == COMPUTE_32F_FAST_TF32 => 370_000.0,
+        Element::F64 | Element::F32 | Element::S32 => 50_000.0,
+        Element::F16 | Element::Bf16 => 650_000.0,
+        Element::E4m3 | Element::E5m2 => 1_200_000.0,
+        Element::S8 => 880_000.0,
     };
-    operations / rate
+    // Tiles of 128 x 256, the largest of its usual ones.
+    let tiles = (d.rows.div_ceil(128) * d.columns.div_ceil(256)).max(1);
+    let rounds = tiles.div_ceil(u64::from(sm_count.max(1)));
+    product_time_ns(operations as f64 / rate, tiles, rounds, sm_count)
 }

@@ -903,7 +903,7 @@ pub(crate) fn run_library_kernel(
     name: &str,
     stream: Handle,
     output: kernels::Output,
-    gpu_time_ns: u64,
+    gpu_time_ns: impl FnOnce(u32) -> u64,
     run: impl FnOnce() -> Result<(), u32>,
 ) -> Result<(), u32> {
     const EXECUTION_FAILED: u32 = 13;
@@ -928,7 +928,7 @@ pub(crate) fn run_library_kernel(
         corruption::spoil(driver.node, context.gpu, gpu, name, strike, &[output]);
     }
     memory_faults.end();
-    stream.pass(scaled_time(gpu, gpu_time_ns));
+    stream.pass(scaled_time(gpu, gpu_time_ns(gpu.sm_count)));
     Ok(())
 }
 

@@ -7,7 +7,8 @@
 //! ## How it is judged
 //! The hottest sample under load: `fail` above `policy.temperature_maximum_c` or from the slowdown
 //! temperature on, `warn` from the greatest operating temperature on; of the memory by its own
-//! limits likewise. `error` where no temperature was read, skipped where the GPU has none (a
+//! limits likewise. `warn`, too, of a GPU more than 20 °C above the median of at least three other
+//! GPUs of its model that were burned. `error` where no temperature was read, skipped where the GPU has none (a
 //! virtual GPU). Where no limit is known the temperature is reported and skipped; `burn_throttling`
 //! still sees thermal slowdown. Skipped where no burn was requested, and where a burn of less than
 //! a second has no sample.
@@ -18,7 +19,9 @@
 //!
 //! ## Source
 //! `nvmlTemperatureThresholds_t`,
-//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>.
+//! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>. The 20 °C are this
+//! project's own choice: four healthy H100s of one machine reached 62 to 73 °C, four H200s 60 to 68
+//! (`tests/facts`).
 
 use crate::burned;
 use crate::check::{Check, Judge};
@@ -36,8 +39,15 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
+const REMEDY: &str =
+    "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
 /// A hotter or colder sensor is a broken one, as in `temperature`.
 const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
+
+/// Healthy GPUs of one machine differ by up to 11 °C; see Source above.
+const ABOVE_THE_OTHERS_MAXIMUM_C: f64 = 20.0;
+/// The median of fewer is no measure of what is common.
+const OTHERS_MINIMUM: usize = 3;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let (run, log) = burned::sensors_of(gpu, facts, profile)?;
@@ -77,7 +87,40 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
                 )
             },
         )),
+        against_the_others(gpu_c, gpu, facts, profile),
     ])
+}
+
+fn against_the_others(degrees: i32, gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+    let hottest_of = |other: &GpuFacts| {
+        let (run, log) = burned::sensors_of(other, facts, profile).ok()?;
+        let samples = burned::samples_under_load(run, log).ok()?;
+        samples.iter().filter_map(|it| it.gpu_c).max()
+    };
+    let mut others: Vec<f64> = facts
+        .gpus
+        .iter()
+        .filter(|it| it.name == gpu.name && it.uuid != gpu.uuid)
+        .filter_map(hottest_of)
+        .map(f64::from)
+        .collect();
+    let count = others.len();
+    let median = burned::median(&mut others).filter(|_| count >= OTHERS_MINIMUM);
+    let objection = median.filter(|it| f64::from(degrees) - it > ABOVE_THE_OTHERS_MAXIMUM_C);
+    let Some(median) = objection else {
+        return Err(Outcome::skip(
+            "other GPUs of this model are not much cooler",
+        ));
+    };
+    Ok(Outcome::warn(format!(
+        "GPU reached {degrees} °C, the median of {count} other GPUs of this model {median:.0} °C"
+    ))
+    .expected(format!(
+        "at most {:.0} °C",
+        median + ABOVE_THE_OTHERS_MAXIMUM_C
+    ))
+    .observed(format!("{degrees} °C"))
+    .remedy(REMEDY))
 }
 
 /// `fails_from` and `warns_from` are the first degrees that are too many.
@@ -93,17 +136,16 @@ fn hottest(
             "{text}, which is no temperature that a GPU can have"
         ));
     }
-    let remedy = "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
     let first_failing = fails_from.into_iter().flatten().min();
     if let Some(limit) = first_failing.filter(|it| degrees >= *it) {
         return Outcome::fail(text)
             .expected(format!("below {limit} °C"))
-            .remedy(remedy);
+            .remedy(REMEDY);
     }
     if let Some(limit) = warns_from.filter(|it| degrees >= *it) {
         return Outcome::warn(text)
             .expected(format!("below {limit} °C"))
-            .remedy(remedy);
+            .remedy(REMEDY);
     }
     if first_failing.or(warns_from).is_none() {
         return Outcome::skip(format!("{text}, no limit is known"));
@@ -118,7 +160,7 @@ mod tests {
     use crate::findings::Verdict;
     use crate::test_machine::{burned_node, burned_node_with_sensors, healthy_node, judge_check};
 
-    const PROFILE: &str = "policy: {temperature_maximum_c: 85, memory_temperature_maximum_c: 95}";
+    const PROFILE: &str = "policy: {temperature_maximum_c: 80, memory_temperature_maximum_c: 95}";
 
     fn judge(change: impl FnOnce(&mut SensorLog)) -> Verdict {
         judge_check(&CHECK, &burned_node_with_sensors(change), PROFILE)[2].verdict
@@ -133,9 +175,28 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_far_above_its_neighbours_warns() {
+        let judge_at = |degrees: i32, others: usize| {
+            let mut facts = burned_node_with_sensors(|log| {
+                for sample in &mut log.samples {
+                    sample.gpu_c = Some(degrees);
+                }
+            });
+            facts.gpus.truncate(others + 1);
+            judge_check(&CHECK, &facts, "{}").swap_remove(2)
+        };
+        let finding = judge_at(83, 7);
+        assert_eq!(finding.verdict, Verdict::Warn, "{}", finding.summary);
+        assert_eq!(judge_at(82, 7).verdict, Verdict::Skip);
+        // Of fewer than three others the median is no measure.
+        assert_eq!(judge_at(83, 3).verdict, Verdict::Warn);
+        assert_eq!(judge_at(83, 2).verdict, Verdict::Skip);
+    }
+
+    #[test]
     fn one_hot_sample_fails_and_nonsense_errs() {
-        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(86)), Verdict::Fail);
-        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(85)), Verdict::Pass);
+        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(81)), Verdict::Fail);
+        assert_eq!(judge(|log| log.samples[9].gpu_c = Some(80)), Verdict::Pass);
         assert_eq!(
             judge(|log| log.samples[9].memory_c = Some(96)),
             Verdict::Fail

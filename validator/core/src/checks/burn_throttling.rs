@@ -11,7 +11,9 @@
 //! `warn`: one of these for shorter, or `sw_thermal_slowdown` in any sample. The driver's violation
 //! times before and after, where it keeps them: `fail` when hardware thermal slowdown or the power
 //! brake grew by more than 1 % of the burn's time, and a tenth of a second; `warn` when thermal
-//! limits did. The power cap is normal. `error` where no sample has reasons or the times were not
+//! limits did. The power cap is normal. `warn` where a setting of the clocks
+//! (`applications_clocks_setting`) held the SM clock below 90 % of its maximum in most samples: all
+//! GPUs of a fleet may share it, and no comparison with other GPUs shows it. `error` where no sample has reasons or the times were not
 //! read. Skipped where no burn was requested, and where a burn of less than a second has no sample.
 //!
 //! ## What to do
@@ -49,12 +51,50 @@ const DOUBTFUL: u64 = ClocksEventReasons::SW_THERMAL_SLOWDOWN;
 /// Of the burn's time, by the driver's counters or the samples. This project's own choice: a
 /// hundredth is lost in the spread between GPUs.
 const SHARE_MAXIMUM: f64 = 0.01;
+/// Of the greatest SM clock. This project's own choice, as `gemm_throughput` warns below 90 % of its
+/// reference.
+const SETTING_SHARE_MINIMUM: f64 = 0.9;
 /// The counters move in steps of this order, whatever the reason (this project's own choice).
 const SECONDS_MINIMUM: f64 = 0.1;
 
 fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let (run, log) = burned::sensors_of(gpu, facts, profile)?;
-    worst_of([reasons(run, log), violation_times(run, log)])
+    worst_of([
+        reasons(run, log),
+        violation_times(run, log),
+        held_by_a_setting(gpu, run, log),
+    ])
+}
+
+/// Clocks that were locked or lowered, in most samples.
+fn held_by_a_setting(gpu: &GpuFacts, run: &BurnRun, log: &SensorLog) -> Judgement {
+    let samples = burned::samples_under_load(run, log)?;
+    let maximum_mhz = gpu.clocks.value().and_then(|it| it.max_sm_mhz);
+    let maximum_mhz = maximum_mhz.ok_or_else(|| Outcome::skip("the GPU has no maximum clock"))?;
+    let held_by = |reasons: u64| {
+        reasons & ClocksEventReasons::APPLICATIONS_CLOCKS_SETTING != 0
+            && reasons & (ClocksEventReasons::SW_POWER_CAP | WRONG | DOUBTFUL) == 0
+    };
+    let mut held: Vec<f64> = samples
+        .iter()
+        .filter(|it| it.reasons.is_some_and(held_by))
+        .filter_map(|it| it.sm_mhz)
+        .map(f64::from)
+        .collect();
+    let count = held.len();
+    let Some(clock_mhz) = burned::median(&mut held).filter(|_| 2 * count > samples.len()) else {
+        return Ok(Outcome::pass("no setting held the clocks down"));
+    };
+    let minimum_mhz = f64::from(maximum_mhz) * SETTING_SHARE_MINIMUM;
+    if clock_mhz >= minimum_mhz {
+        return Ok(Outcome::pass("no setting held the clocks down"));
+    }
+    Ok(Outcome::warn(format!(
+        "a setting held the SM clock at {clock_mhz:.0} MHz, {maximum_mhz} MHz is its maximum"
+    ))
+    .expected(format!("at least {minimum_mhz:.0} MHz, or another reason"))
+    .observed(format!("{clock_mhz:.0} MHz"))
+    .remedy("nvidia-smi --reset-gpu-clocks and --reset-applications-clocks on this GPU, and find out who sets them"))
 }
 
 /// What each look says of that moment.
@@ -183,6 +223,28 @@ mod tests {
         assert!(findings.iter().all(|it| it.verdict == Verdict::Pass));
         let findings = judge_check(&CHECK, &healthy_node(), "{}");
         assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
+    }
+
+    #[test]
+    fn a_setting_that_lowers_the_clocks_warns() {
+        for (reasons, sm_mhz, count, verdict) in [
+            (0x2, 1005, 50, Verdict::Warn),
+            (0x2, 1005, 26, Verdict::Warn),
+            // In half of the samples, and near the maximum of 1980 MHz.
+            (0x2, 1005, 25, Verdict::Pass),
+            (0x2, 1782, 50, Verdict::Pass),
+            (0x2, 1781, 50, Verdict::Warn),
+            // The power limit binds first.
+            (0x2 | 0x4, 1005, 50, Verdict::Pass),
+        ] {
+            let judged = judge(|log| {
+                for sample in &mut log.samples[..count] {
+                    sample.reasons = Some(reasons);
+                    sample.sm_mhz = Some(sm_mhz);
+                }
+            });
+            assert_eq!(judged, verdict, "{reasons:#x} {sm_mhz} {count}");
+        }
     }
 
     #[test]

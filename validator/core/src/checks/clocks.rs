@@ -8,6 +8,8 @@
 //! - In performance state P0 the memory clock must be at least 95 % of its maximum: `warn` below.
 //!   In other states it is rightly low. (The SM clock of an idle GPU is low in every state, so it
 //!   is judged under load, not here.)
+//! - During the burn the median of the memory clock must be as high: `warn` below. Consumer cards
+//!   are not judged there, which compute in P2 with a lower memory clock by design.
 //! - The greatest SM and memory clocks must be those of the other GPUs of the same name in this
 //!   machine: `warn` below.
 //!
@@ -23,7 +25,9 @@
 //! the memory clock is exactly its maximum; the 5 % are room for the few MHz by which other models
 //! differ (a T4 runs at 5000 of 5001).
 
+use crate::burned;
 use crate::check::{Check, Judge};
+use crate::expect;
 use crate::facts::{Clocks, Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -39,14 +43,15 @@ pub(crate) const CHECK: Check = Check {
 };
 
 /// Of the maximum, in P0; see Source above.
-const MEMORY_CLOCK_MINIMUM_PERCENT: u64 = 95;
+const MEMORY_CLOCK_MINIMUM: f64 = 0.95;
 
 const REMEDY: &str = "nvidia-smi --reset-gpu-clocks, --reset-memory-clocks and --reset-applications-clocks on this GPU, and find out who sets them";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
+fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let clocks = gpu.clocks.applicable("clocks")?;
     worst_of([
         judge_memory_clock(clocks, gpu),
+        judge_memory_clock_under_load(clocks, gpu, facts, profile),
         Ok(judge_maximum("SM", gpu, facts, |it| it.max_sm_mhz)),
         Ok(judge_maximum("memory", gpu, facts, |it| it.max_memory_mhz)),
     ])
@@ -63,17 +68,56 @@ fn judge_memory_clock(clocks: &Clocks, gpu: &GpuFacts) -> Judgement {
             "the memory clock is {current_mhz} MHz in P{state}"
         )));
     }
-    let minimum_mhz = u64::from(maximum_mhz) * MEMORY_CLOCK_MINIMUM_PERCENT / 100;
-    if u64::from(current_mhz) < minimum_mhz {
+    let minimum_mhz = minimum_of(maximum_mhz);
+    if f64::from(current_mhz) < minimum_mhz {
         return Ok(Outcome::warn(format!(
             "the memory clock is {current_mhz} MHz in P0, {maximum_mhz} MHz is its maximum"
         ))
-        .expected(format!("at least {minimum_mhz} MHz"))
+        .expected(format!("at least {minimum_mhz:.0} MHz"))
         .observed(format!("{current_mhz} MHz"))
         .remedy(REMEDY));
     }
     Ok(Outcome::pass(format!(
         "the memory clock is {current_mhz} of {maximum_mhz} MHz"
+    )))
+}
+
+fn minimum_of(maximum_mhz: u32) -> f64 {
+    (f64::from(maximum_mhz) * MEMORY_CLOCK_MINIMUM).floor()
+}
+
+fn judge_memory_clock_under_load(
+    clocks: &Clocks,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+) -> Judgement {
+    let maximum_mhz = clocks
+        .max_memory_mhz
+        .filter(|_| expect::model_has(gpu, |model| model.data_center))
+        .ok_or_else(|| Outcome::skip("what the memory clock is under load is not known"))?;
+    let (run, log) = burned::sensors_of(gpu, facts, profile)
+        .map_err(|_| Outcome::skip("the memory clock was not read under load"))?;
+    let mut seen: Vec<f64> = log
+        .samples
+        .iter()
+        .filter(|it| it.t >= 0.0 && f64::from(it.t) <= run.load_s())
+        .filter_map(|it| it.memory_mhz)
+        .map(f64::from)
+        .collect();
+    let median_mhz = burned::median(&mut seen)
+        .ok_or_else(|| Outcome::skip("the memory clock was not read under load"))?;
+    let minimum_mhz = minimum_of(maximum_mhz);
+    if median_mhz < minimum_mhz {
+        return Ok(Outcome::warn(format!(
+            "the memory clock was {median_mhz:.0} MHz under load, {maximum_mhz} MHz is its maximum"
+        ))
+        .expected(format!("at least {minimum_mhz:.0} MHz"))
+        .observed(format!("{median_mhz:.0} MHz"))
+        .remedy(REMEDY));
+    }
+    Ok(Outcome::pass(format!(
+        "the memory clock was {median_mhz:.0} of {maximum_mhz} MHz under load"
     )))
 }
 
@@ -108,7 +152,10 @@ mod tests {
     use super::CHECK;
     use crate::facts::{Clocks, GpuFacts, Reading};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_t4, judge_gpu, judge_healthy, judge_only_gpu};
+    use crate::test_machine::{
+        burned_node_with_sensors, healthy_t4, judge_check, judge_gpu, judge_healthy,
+        judge_only_gpu, make_model_unknown,
+    };
 
     fn change(gpu: &mut GpuFacts, change: impl FnOnce(&mut Clocks)) {
         let Reading::Value(clocks) = &mut gpu.clocks else {
@@ -145,6 +192,35 @@ mod tests {
             locked.summary,
             "the memory clock is 2201 MHz in P0, 3201 MHz is its maximum"
         );
+    }
+
+    #[test]
+    fn warns_of_a_low_memory_clock_under_load() {
+        for (memory_mhz, verdict) in [
+            (3040, Verdict::Pass),
+            (3039, Verdict::Warn),
+            (1600, Verdict::Warn),
+        ] {
+            let facts = burned_node_with_sensors(|log| {
+                for sample in &mut log.samples {
+                    sample.memory_mhz = Some(memory_mhz);
+                }
+            });
+            let finding = judge_check(&CHECK, &facts, "{}").swap_remove(2);
+            assert_eq!(finding.verdict, verdict, "{}", finding.summary);
+        }
+    }
+
+    #[test]
+    fn a_card_that_computes_in_another_state_by_design_passes() {
+        let mut facts = burned_node_with_sensors(|log| {
+            for sample in &mut log.samples {
+                sample.memory_mhz = Some(2900);
+            }
+        });
+        make_model_unknown(&mut facts.gpus[2]);
+        let finding = judge_check(&CHECK, &facts, "{}").swap_remove(2);
+        assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! direction. Then every element of every product is compared with the reference, bit for bit.
 //! - `fail`: a wrong element, a NaN or an infinity; a reference that is not right; other bits than
 //!   most GPUs of the same model gave with the same seed.
-//! - `error`: nothing was verified, or not every product; GPUs of one model differ and none has a
+//! - `error`: nothing was verified, or not every product, or not a precision that most GPUs of the
+//!   model multiplied; no copy was compared; GPUs of one model differ and none has a
 //!   majority; bits were flipped on purpose; cuBLASLt multiplies exact operands wrongly where the
 //!   embedded kernels are right, on all GPUs of the model alike: that is suspected of being a bug
 //!   of the library.
@@ -43,7 +44,9 @@ use std::collections::BTreeMap;
 
 use crate::burned;
 use crate::check::{Check, Judge};
-use crate::facts::{BurnEngine, BurnRun, ElementMismatch, Facts, GpuFacts, PrecisionRun};
+use crate::facts::{
+    BurnEngine, BurnRun, ElementMismatch, Facts, GpuFacts, Precision, PrecisionRun, WorkerEnd,
+};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -65,6 +68,11 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(burned::missing("no product was verified", facts, profile));
     }
     copies_are_right(run)?;
+    if let Some(precision) = precision_of_others(run, gpu, facts, profile) {
+        let text =
+            format!("{precision}: no product was verified, other GPUs of this model multiplied it");
+        return Ok(burned::missing(text, facts, profile));
+    }
     worst_of(
         run.precisions
             .iter()
@@ -72,11 +80,45 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     )
 }
 
+/// A precision that most GPUs of this model multiplied and this one did not, although its burn
+/// ended well; `burn_completed` reports one that did not.
+fn precision_of_others(
+    run: &BurnRun,
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+) -> Option<Precision> {
+    if run.end != WorkerEnd::Finished {
+        return None;
+    }
+    let mut counts: BTreeMap<Precision, usize> = BTreeMap::new();
+    let mut runs = 0;
+    for other in facts.gpus.iter().filter(|it| it.name == gpu.name) {
+        let Ok(its_run) = burned::run_of(other, facts, profile) else {
+            continue;
+        };
+        runs += 1;
+        for products in &its_run.precisions {
+            *counts.entry(products.precision).or_default() += 1;
+        }
+    }
+    let is_own = |precision: Precision| run.precisions.iter().any(|it| it.precision == precision);
+    counts
+        .into_iter()
+        .find(|(precision, count)| 2 * count > runs && !is_own(*precision))
+        .map(|(precision, _)| precision)
+}
+
 /// Wrong copies make every comparison wrong that follows: they are the cause, not the products.
 fn copies_are_right(run: &BurnRun) -> Result<(), Outcome> {
     let Some(copies) = run.copies else {
         return Ok(());
     };
+    if copies.bytes == 0 {
+        return Err(Outcome::error(
+            "copies between host and GPU were not compared",
+        ));
+    }
     let (direction, count) = match (copies.from_gpu_wrong_bytes, copies.to_gpu_wrong_blocks) {
         (0, 0) => return Ok(()),
         (0, blocks) => (
@@ -319,7 +361,8 @@ fn agree_with_others(
 mod tests {
     use super::CHECK;
     use crate::facts::{
-        BurnEngine, BurnRun, CopyProof, ElementMismatch, PrecisionRun, Reading, ReferenceProof,
+        BurnEngine, BurnRun, CopyProof, ElementMismatch, Precision, PrecisionRun, Reading,
+        ReferenceProof, WorkerEnd,
     };
     use crate::findings::{Finding, Verdict};
     use crate::test_machine::{burned_node, burned_node_with, healthy_node, judge_check};
@@ -348,6 +391,33 @@ mod tests {
             assert_eq!(finding.verdict, Verdict::Fail);
             assert!(finding.summary.contains(words), "{}", finding.summary);
         }
+    }
+
+    #[test]
+    fn copies_that_were_not_compared_are_no_pass() {
+        let finding = judge_run(|run| run.copies = Some(CopyProof::default()));
+        assert_eq!(finding.verdict, Verdict::Error, "{}", finding.summary);
+    }
+
+    #[test]
+    fn a_precision_that_the_other_gpus_multiplied_is_no_pass() {
+        let judged = |lacking: &[usize], end: WorkerEnd| {
+            let mut facts = burned_node();
+            for (index, run) in facts.load.burn.values_mut().enumerate() {
+                let Reading::Value(run) = run else { continue };
+                if lacking.contains(&index) {
+                    run.end = end.clone();
+                } else {
+                    let mut fp64 = run.precisions[0].clone();
+                    fp64.precision = Precision::Fp64;
+                    run.precisions.push(fp64);
+                }
+            }
+            judge_check(&CHECK, &facts, "{}").swap_remove(2).verdict
+        };
+        assert_eq!(judged(&[2], WorkerEnd::Finished), Verdict::Error);
+        assert_eq!(judged(&[2], WorkerEnd::Killed { signal: 9 }), Verdict::Pass);
+        assert_eq!(judged(&[0, 1, 2, 3], WorkerEnd::Finished), Verdict::Pass);
     }
 
     #[test]

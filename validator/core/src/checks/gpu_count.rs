@@ -10,7 +10,8 @@
 //! what the EC2 instance type has. Where neither states a number, what the machine shows decides:
 //! the GPUs of NVIDIA's own systems by their DMI product name, GPUs that the kernel enumerated when
 //! it booted, boards whose NVSwitches and GPUs do not fit (seven GPUs or three NVSwitches of an HGX
-//! H100), and, on bare metal, a number of SXM GPUs that no board has. In a container a list in
+//! H100), GPUs of a tray whose fabric spans nodes (four of a GB200 NVL72), and, on bare metal, a
+//! number of SXM GPUs that no board has. An NVSwitch that no driver holds fails. In a container a list in
 //! `NVIDIA_VISIBLE_DEVICES` counts. Two GPUs with one UUID fail. Each GPU must be held by the
 //! kernel module, listed by NVML and, where neither `CUDA_VISIBLE_DEVICES` nor MIG changes the
 //! picture, offered by CUDA (from level standard on: at level quick CUDA is started on one GPU);
@@ -104,6 +105,9 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
         .iter()
         .filter_map(|gpu| missing_in_kernel_module(gpu, modules))
         .collect();
+    if let Some(outcome) = judge_switches(facts) {
+        return Ok(outcome);
+    }
     let nvml_answers = facts.nvml.initialized == Reading::Value(true);
     if !nvml_answers && held_by_others.is_empty() {
         return Err(queries::reported_by(
@@ -131,6 +135,27 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(outcome);
     }
     nobody_expects(outcome, facts)
+}
+
+/// An NVSwitch without a driver connects nothing. One that is bound to another driver was given to
+/// a virtual machine.
+fn judge_switches(facts: &Facts) -> Option<Outcome> {
+    let devices = facts.host.pci_devices.value()?;
+    let without: Vec<&str> = devices
+        .iter()
+        .filter(|it| it.is_nvswitch() && it.driver.is_none())
+        .map(|it| it.address.as_str())
+        .collect();
+    let first = without.first()?;
+    Some(
+        Outcome::fail(match without.len() {
+            1 => format!("NVSwitch {first} is not held by its driver"),
+            count => format!("{count} NVSwitches are not held by their driver, first {first}"),
+        })
+        .expected("every NVSwitch held by nvidia-nvswitch")
+        .observed(without.join("\n"))
+        .remedy("look for its PCI address in the kernel log: dmesg | grep -i nvswitch; reboot; if it stays, have the board inspected"),
+    )
 }
 
 /// All layers agree, and neither the profile nor a known instance type says on how many GPUs they
@@ -453,6 +478,16 @@ mod tests {
             .gpus
             .retain(|gpu| gpu.pci_address.value() != Some(&address));
         facts.nvml.gpu_count = Reading::Value(u32::try_from(facts.gpus.len()).expect("few GPUs"));
+    }
+
+    #[test]
+    fn an_nvswitch_without_a_driver_fails_and_one_of_a_virtual_machine_passes() {
+        for (driver, verdict) in [(None, Verdict::Fail), (Some("vfio-pci"), Verdict::Pass)] {
+            let mut facts = healthy_node();
+            bus(&mut facts)[9].driver = driver.map(str::to_owned);
+            let finding = judge(&facts, "{}");
+            assert_eq!(finding.verdict, verdict, "{}", finding.summary);
+        }
     }
 
     #[test]

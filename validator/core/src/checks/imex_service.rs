@@ -24,7 +24,7 @@
 
 use crate::check::{Check, Judge};
 use crate::expect;
-use crate::facts::{FabricState, Facts};
+use crate::facts::Facts;
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -45,7 +45,7 @@ fn judge(facts: &Facts, _: &Profile) -> Judgement {
     let in_a_rack = facts
         .gpus
         .iter()
-        .any(|gpu| expect::is_rack_scale(gpu) && gpu.fabric.value().is_some_and(spans_nodes));
+        .any(|gpu| expect::is_rack_scale(gpu) && expect::is_in_a_cluster(gpu));
     if !in_a_rack {
         return Ok(Outcome::skip(
             "no GPU is registered with a fabric that spans nodes",
@@ -71,15 +71,6 @@ fn judge(facts: &Facts, _: &Profile) -> Judgement {
         "systemctl enable --now nvidia-imex, and read /var/log/nvidia-imex.log; not where Kubernetes' driver for dynamic \
          resource allocation starts a daemon for each workload",
     ))
-}
-
-fn spans_nodes(fabric: &FabricState) -> bool {
-    let is_zero = |uuid: &str| uuid.bytes().all(|it| matches!(it, b'0' | b'-'));
-    fabric.state == "completed"
-        && fabric
-            .cluster_uuid
-            .as_deref()
-            .is_some_and(|it| !is_zero(it))
 }
 
 #[cfg(test)]

@@ -9,9 +9,11 @@
 //! For each NVIDIA function on the bus, the larger of the kernel's AER counter since boot and the
 //! errors in the kernel log: a fatal error fails, a non-fatal one warns and more than 480 of them
 //! fail, and more than 480 corrected ones warn. A port above a GPU or NVSwitch is judged like it;
-//! errors of other devices are not judged. Where the ports above a GPU are not known, a fatal error
-//! of a port warns. A slot whose link went down and did not come up again warns, and so does the
-//! port above a GPU whose link went down. Where the kernel keeps no counters (virtual machines,
+//! errors of other devices are not judged, and neither are those of a port where `/sys` does not
+//! show what is below it. A port whose recovery of the devices below it failed counts as one with a
+//! non-fatal error. A slot whose link went down and did not come up again warns, unless the number
+//! of GPUs on the bus is the expected one, and so does the port above a GPU whose link went down.
+//! Where the kernel keeps no counters (virtual machines,
 //! mostly) the log alone is judged. An error that the firmware reports (APEI) and a link that the
 //! port has disabled (Downstream Port Containment, a fatal error) count like those that the kernel
 //! finds itself; how far it reaches back is judged by `kernel_log_xid`.
@@ -28,6 +30,7 @@ use std::collections::BTreeMap;
 
 use crate::cause::{CauseKind, RecommendedAction};
 use crate::check::{Check, Judge};
+use crate::expect;
 use crate::facts::{Facts, PciDevice, Reading};
 use crate::findings::{Evidence, Judgement, Outcome, Verdict};
 use crate::kernel_log_events::{self, AerSeverity, KernelEvent};
@@ -99,7 +102,6 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         objections.judge(&name, device, errors);
         objections.tally.pass(name);
     }
-    let ports_are_known = devices.iter().all(|it| it.upstream_ports.is_some());
     let below = |port: &str| {
         devices.iter().find(|device| {
             let ports = device.upstream_ports.iter().flatten();
@@ -110,14 +112,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         if let Some(device) = below(address) {
             let name = format!("port {address} above {}", device.address);
             objections.judge(&name, device, *errors);
-        } else if errors.fatal > 0 && !ports_are_known {
-            objections.tally.warn(format!(
-                "{} of {address}, which may lead to a GPU",
-                counted_errors(errors.fatal, "fatal")
-            ));
         }
     }
-    judge_slots(facts, &devices, &mut objections);
+    judge_slots(facts, profile, &devices, &mut objections);
     let Objections { tally, evidence } = objections;
     let counted_by_kernel = devices.iter().all(|device| {
         device.aer_correctable.is_some()
@@ -250,7 +247,12 @@ fn name_of(device: &PciDevice) -> String {
 }
 
 /// Slots whose link went down and did not come up again, and ports above a GPU whose link did.
-fn judge_slots(facts: &Facts, devices: &[&PciDevice], objections: &mut Objections) {
+fn judge_slots(
+    facts: &Facts,
+    profile: &Profile,
+    devices: &[&PciDevice],
+    objections: &mut Objections,
+) {
     let Some(log) = facts.host.kernel_log.value() else {
         return;
     };
@@ -272,6 +274,10 @@ fn judge_slots(facts: &Facts, devices: &[&PciDevice], objections: &mut Objection
             *last = (event.at_s, down);
         }
     }
+    // Where every GPU is there, what left its slot was another device: a drive, a network card.
+    let gpus = devices.iter().filter(|it| it.is_gpu()).count();
+    let all_gpus_are_there =
+        expect::gpu_count(facts, profile).is_some_and(|it| gpus >= it.value as usize);
     for (port, count) in &went_down {
         let leads_to = devices
             .iter()
@@ -286,7 +292,7 @@ fn judge_slots(facts: &Facts, devices: &[&PciDevice], objections: &mut Objection
                     device.address
                 ),
             ),
-            None if is_down => objections.tally.warn(format!(
+            None if is_down && !all_gpus_are_there => objections.tally.warn(format!(
                 "the link of port {port} is down, and what was in its slot is not on the bus"
             )),
             None => {}
@@ -393,21 +399,28 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_blamed_only_for_what_is_fatal() {
-        for (severity, verdict) in [
-            ("Uncorrected (Non-Fatal)", Verdict::Pass),
-            ("Uncorrected (Fatal)", Verdict::Warn),
+    fn a_port_of_which_sysfs_shows_nothing_is_not_judged() {
+        for message in [
+            "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible",
+            "pcieport 0000:e0:01.0: DPC: containment event, status:0x1f05 source:0xe100",
+            "pcieport 0000:e0:01.0: AER: device recovery failed",
         ] {
             let mut facts = healthy_node();
-            log(
-                &mut facts,
-                &format!(
-                    "pcieport 0000:00:03.0: PCIe Bus Error: severity={severity}, type=Inaccessible"
-                ),
-            );
+            log(&mut facts, message);
             let finding = judge(&facts);
-            assert_eq!(finding.verdict, verdict, "{}", finding.summary);
+            assert_eq!(finding.verdict, Verdict::Pass, "{}", finding.summary);
         }
+    }
+
+    #[test]
+    fn a_recovery_that_failed_is_an_error_of_its_port() {
+        let mut facts = node_below_a_port();
+        log(
+            &mut facts,
+            "pcieport 0000:10:1f.0: AER: device recovery failed",
+        );
+        let finding = judge(&facts);
+        assert_eq!(finding.verdict, Verdict::Warn, "{}", finding.summary);
     }
 
     #[test]
@@ -477,6 +490,7 @@ mod tests {
     fn a_slot_whose_link_stays_down_warns() {
         let judge_slot = |messages: &[&str]| {
             let mut facts = node_below_a_port();
+            facts.host.ec2 = Reading::NotSupported;
             for message in messages {
                 log(&mut facts, message);
             }
@@ -493,5 +507,19 @@ mod tests {
             judge_slot(&["pcieport 0000:10:1f.0: pciehp: Slot(1): Link Down"]),
             Verdict::Warn
         );
+    }
+
+    #[test]
+    fn a_slot_is_another_devices_where_every_expected_gpu_is_there() {
+        let mut facts = node_below_a_port();
+        log(
+            &mut facts,
+            "pcieport 0000:c0:00.0: pciehp: Slot(33): Link Down",
+        );
+        assert_eq!(judge(&facts).verdict, Verdict::Pass);
+        if let Reading::Value(devices) = &mut facts.host.pci_devices {
+            devices.remove(3);
+        }
+        assert_eq!(judge(&facts).verdict, Verdict::Warn);
     }
 }

@@ -7,7 +7,8 @@
 //! ## How it is judged
 //! `warn` when, since the driver was loaded, hardware thermal slowdown, the power brake or thermal
 //! limits held the clocks down for more than one per cent of the time since boot and for more than
-//! a second, or for more than an hour. Time at the power limit is not judged: a GPU under full load
+//! a second, or for more than an hour, or for more than a second between the two readings of this
+//! run, the time of the burn aside, which `burn_throttling` judges. Time at the power limit is not judged: a GPU under full load
 //! is meant to be there.
 //!
 //! ## What to do
@@ -21,7 +22,7 @@
 //! violation of 0.0 s (NVIDIA/DCGM issue 242).
 
 use crate::check::{Check, Judge};
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, GpuFacts, ViolationTimes};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -35,6 +36,8 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
+const REMEDY: &str =
+    "check cooling, power supplies and their cables; on a cloud machine, replace the instance";
 /// This project's own choice: what costs less than one per cent of the time is lost in the spread
 /// between GPUs.
 const SHARE_MAXIMUM: f64 = 0.01;
@@ -48,37 +51,92 @@ const LONG_S: f64 = 3_600.0;
 fn judge(gpu: &GpuFacts, facts: &Facts, _: &Profile) -> Judgement {
     let times = gpu.violations.applicable("clock violation times")?;
     let uptime_s = *facts.host.uptime_s.required("uptime")?;
-    let causes = [
+    let since_boot = causes(times)
+        .into_iter()
+        .map(|(cause, time_ns)| Ok(judge_cause(cause, time_ns, uptime_s)));
+    let in_this_run = judge_run(gpu, times, facts);
+    worst_of(since_boot.chain(in_this_run.into_iter().map(Ok)))
+}
+
+/// The objection to what the counters gained from the first reading to the second, without what
+/// they gained during the burn.
+fn judge_run(gpu: &GpuFacts, before: &ViolationTimes, facts: &Facts) -> Option<Outcome> {
+    let gpus = facts.after_load.as_ref()?.gpus.value()?;
+    let after = gpus
+        .iter()
+        .find(|it| it.uuid.value().is_some() && it.uuid == gpu.uuid)?
+        .violations
+        .value()?;
+    let burn = facts.load.sensors.get(gpu.uuid.value()?);
+    let of_the_burn = burn.and_then(|log| {
+        let before = log.before.violations.value()?;
+        Some(gained(before, log.after.violations.value()?))
+    });
+    let worst = gained(before, after)
+        .into_iter()
+        .enumerate()
+        .filter_map(|(index, (cause, seconds))| {
+            let burned = of_the_burn.and_then(|it| it[index].1);
+            Some((cause, seconds? - burned.unwrap_or(0.0)))
+        })
+        .filter(|(_, seconds)| *seconds > SECONDS_MAXIMUM)
+        .max_by(|one, other| one.1.total_cmp(&other.1));
+    let (cause, seconds) = worst?;
+    Some(
+        Outcome::warn(format!(
+            "{cause} held the clocks down for {seconds:.1} s during this run, apart from the burn"
+        ))
+        .expected(format!("at most {SECONDS_MAXIMUM:.0} s"))
+        .observed(format!("{seconds:.1} s"))
+        .remedy(REMEDY),
+    )
+}
+
+/// Seconds by which heat and the power supply held the clocks down from one reading to a later one;
+/// `None` where a reading has no time. A counter that began again counts from zero.
+fn gained(before: &ViolationTimes, after: &ViolationTimes) -> [(&'static str, Option<f64>); 3] {
+    let (before, after) = (causes(before), causes(after));
+    std::array::from_fn(|index| {
+        let (cause, time_ns) = after[index];
+        let gained_ns = time_ns.zip(before[index].1).map(|(after, before)| {
+            let began_again = after < before;
+            if began_again { after } else { after - before }
+        });
+        (cause, gained_ns.map(seconds_of))
+    })
+}
+
+fn causes(times: &ViolationTimes) -> [(&'static str, Option<u64>); 3] {
+    [
         ("hardware thermal slowdown", times.hw_thermal_ns),
         ("thermal limits", times.thermal_ns),
         ("power brake", times.hw_power_brake_ns),
-    ];
-    worst_of(
-        causes
-            .into_iter()
-            .map(|(cause, time_ns)| Ok(judge_cause(cause, time_ns, uptime_s))),
-    )
+    ]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share needs no last digit")]
+fn seconds_of(time_ns: u64) -> f64 {
+    time_ns as f64 / 1e9
 }
 
 fn judge_cause(cause: &str, time_ns: Option<u64>, uptime_s: f64) -> Outcome {
     let Some(time_ns) = time_ns else {
         return Outcome::skip(format!("the driver keeps no time for {cause}"));
     };
-    #[expect(clippy::cast_precision_loss, reason = "a share needs no last digit")]
-    let seconds = time_ns as f64 / 1e9;
+    let seconds = seconds_of(time_ns);
     let text =
         format!("{cause} held the clocks down for {seconds:.1} s since the driver was loaded");
     if seconds > LONG_S {
         return Outcome::warn(format!("{text}, however long the machine is up"))
             .expected(format!("at most {LONG_S:.0} s since the driver was loaded"))
             .observed(format!("{seconds:.1} s"))
-            .remedy("check cooling, power supplies and their cables; on a cloud machine, replace the instance");
+            .remedy(REMEDY);
     }
     if seconds > SECONDS_MAXIMUM && seconds > SHARE_MAXIMUM * uptime_s {
         return Outcome::warn(format!("{text}, the machine is up for {uptime_s:.0} s"))
             .expected("less than one per cent of the time since boot")
             .observed(format!("{seconds:.1} s of {uptime_s:.0} s"))
-            .remedy("check cooling, power supplies and their cables; on a cloud machine, replace the instance");
+            .remedy(REMEDY);
     }
     Outcome::pass(text)
 }
@@ -86,9 +144,9 @@ fn judge_cause(cause: &str, time_ns: Option<u64>, uptime_s: f64) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::CHECK;
-    use crate::facts::{Reading, ViolationTimes};
+    use crate::facts::{NodeState, Reading, ViolationTimes};
     use crate::findings::{Finding, Verdict};
-    use crate::test_machine::{healthy_node, judge_check};
+    use crate::test_machine::{burned_node_with_sensors, healthy_node, judge_check};
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -146,6 +204,53 @@ mod tests {
         };
         let finding = with(Reading::Value(7200.0), Reading::Value(times));
         assert_eq!(finding.verdict, Verdict::Pass);
+    }
+
+    /// The counter of hardware thermal slowdown at the first reading, before and after the burn, and
+    /// at the second reading, in milliseconds.
+    fn in_a_run(times: [u64; 4]) -> Finding {
+        let times = times.map(|it| {
+            Reading::Value(ViolationTimes {
+                hw_thermal_ns: Some(it * 1_000_000),
+                ..ViolationTimes::default()
+            })
+        });
+        let [first, before, after, second] = times;
+        let mut facts = burned_node_with_sensors(|log| {
+            log.before.violations = before;
+            log.after.violations = after;
+        });
+        facts.gpus[2].violations = first;
+        let mut gpus = facts.gpus.clone();
+        gpus[2].violations = second;
+        facts.after_load = Some(Box::new(NodeState {
+            gpus: Reading::Value(gpus),
+            ..NodeState::default()
+        }));
+        judge_check(&CHECK, &facts, "{}").swap_remove(2)
+    }
+
+    #[test]
+    fn warns_of_what_the_counters_gained_during_the_run_apart_from_the_burn() {
+        let finding = in_a_run([0, 0, 0, 1_001]);
+        assert_eq!(finding.verdict, Verdict::Warn, "{}", finding.summary);
+        for times in [
+            [0, 0, 0, 1_000],
+            [5_000, 5_000, 5_000, 5_500],
+            // All of it during the burn, which burn_throttling judges.
+            [0, 0, 9_000, 9_900],
+            // The driver was loaded again, and its counters began at zero.
+            [60_000, 60_000, 60_000, 900],
+        ] {
+            let finding = in_a_run(times);
+            assert_eq!(
+                finding.verdict,
+                Verdict::Pass,
+                "{times:?}: {}",
+                finding.summary
+            );
+        }
+        assert_eq!(in_a_run([0, 400, 400, 1_500]).verdict, Verdict::Warn);
     }
 
     #[test]

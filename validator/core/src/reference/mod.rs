@@ -21,7 +21,7 @@ pub use cuda_toolkits::{
 pub use cuda_version::CudaVersion;
 pub use driver_version::DriverVersion;
 pub use ec2_instances::{Ec2InstanceRow, ec2_instance, ec2_instances};
-pub use gemm_rates::{GemmRate, gemm_rate};
+pub use gemm_rates::{GemmRate, gemm_rate, gemm_tile};
 pub use gpu_models::{GpuModel, KernelModuleSupport, PcieFloor, gpu_model, gpu_models};
 pub use injected_variables::INJECTED_VARIABLES;
 pub use version_requirement::VersionRequirement;

@@ -8,7 +8,7 @@
 use super::operand::Element;
 use super::tensor_map::TensorMap;
 use super::verify::{Report, Strips, words_of_element};
-use super::{Blocks, Done, Launch, Output, Tiles};
+use super::{Blocks, Done, Launch, Output, Tiles, product_time_ns};
 use crate::cuda::result::{ILLEGAL_INSTRUCTION, INVALID_VALUE, Outcome};
 use crate::product::{Products, Sizes, fingerprint, multiply_by_transposed};
 use std::sync::Arc;
@@ -138,6 +138,7 @@ pub(super) fn run(launch: &Launch<'_>, kernel: Kernel) -> Outcome<Done> {
     // SAFETY: the result is the kernel's own while it runs, and any bits are words.
     let c = unsafe { launch.device_slice::<u32>(job.c, length)? };
     c.copy_from_slice(&product(kernel, &job));
+    let gpu_time_ns = gpu_time_ns(kernel, &job, &schedule, launch.gpu().sm_count);
     if job.tile_sm != 0 {
         // SAFETY: as above.
         let map = unsafe { launch.device_slice::<u32>(job.tile_sm, schedule.sm.len())? };
@@ -156,7 +157,7 @@ pub(super) fn run(launch: &Launch<'_>, kernel: Kernel) -> Outcome<Done> {
     };
     Ok(Done {
         outputs: vec![output],
-        gpu_time_ns: gpu_time_ns(kernel, &job),
+        gpu_time_ns,
     })
 }
 
@@ -358,16 +359,23 @@ fn low_and_high(bits: u64) -> [u32; 2] {
     [bits as u32, (bits >> 32) as u32]
 }
 
-/// The figure of an H200 at its power limit. Products are launched one after another, and the cost
-/// of a launch overlaps with the product before.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "model time"
-)]
-fn gpu_time_ns(kernel: Kernel, job: &Job<'_>) -> u64 {
+/// The figure of an H200 at its power limit.
+#[expect(clippy::cast_precision_loss, reason = "model time")]
+fn gpu_time_ns(kernel: Kernel, job: &Job<'_>, schedule: &Schedule, sm_count: u32) -> u64 {
     let depth = job.k_bytes / kernel.element.bytes() as u64;
     let operations = 2.0 * (job.m * job.n * depth) as f64;
-    (operations / kernel.operations_per_ns) as u64
+    let mut tiles_of_sm = vec![0_u64; sm_count.max(1) as usize];
+    for sm in &schedule.sm {
+        if let Some(tiles) = tiles_of_sm.get_mut(*sm as usize) {
+            *tiles += 1;
+        }
+    }
+    let rounds = tiles_of_sm.iter().copied().max().unwrap_or(1);
+    let tiles = schedule.sm.len() as u64;
+    product_time_ns(
+        operations / kernel.operations_per_ns,
+        tiles,
+        rounds,
+        sm_count,
+    )
 }

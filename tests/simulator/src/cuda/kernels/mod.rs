@@ -145,6 +145,23 @@ pub(super) fn find(name: &str) -> Option<Run> {
 /// Time of a launch that does next to nothing, in nanoseconds.
 const LAUNCH_NS: u64 = 2_000;
 
+/// What a product takes beside its sums, in nanoseconds: launches, filling and draining of the
+/// multiprocessors. An H100 took 429 µs where its sums take 412, see the validator's BENCHMARKS.md.
+const PRODUCT_NS: f64 = 17_000.0;
+
+/// Time of a product whose sums take `sums_ns` on a full GPU, and whose tiles the multiprocessors
+/// compute in so many rounds: those without a tile are idle.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "model time"
+)]
+pub(crate) fn product_time_ns(sums_ns: f64, tiles: u64, rounds: u64, sm_count: u32) -> u64 {
+    let occupied = tiles as f64 / (rounds.max(1) as f64 * f64::from(sm_count.max(1)));
+    (sums_ns / occupied.clamp(1e-6, 1.0) + PRODUCT_NS) as u64
+}
+
 /// Bytes in a nanosecond: what an H200 copies, see the validator's load/gemm/NOTES.md.
 const MEMORY_BYTES_PER_NS: u64 = 4_300;
 
