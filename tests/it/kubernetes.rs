@@ -532,7 +532,10 @@ fn a_pass_removes_the_taint_of_the_devices_before_the_nodes() {
     );
     let (code, stdout, _) = cluster.gated_by(&repaired);
     assert_eq!(code, 0, "{stdout}");
-    assert!(!stdout.contains("DeviceTaintRule"), "there is none: {stdout}");
+    assert!(
+        !stdout.contains("DeviceTaintRule"),
+        "there is none: {stdout}"
+    );
 }
 
 #[test]

@@ -53,7 +53,7 @@ struct ChartArguments {
     /// Also the scale set `gpu-containers`, for jobs that name a container
     #[arg(long)]
     container_jobs: bool,
-    /// A PersistentVolumeClaim (ReadWriteMany) of namespace gpu-runners that keeps the compiler
+    /// A volume claim of namespace gpu-runners, writable from many nodes, that keeps the compiler
     /// cache of all runners; every job can write what a later one compiles with
     #[arg(long, value_name = "NAME", value_parser = claim_name)]
     ccache_claim: Option<String>,
@@ -218,7 +218,7 @@ fn values(overlay: &Overlay, class: &str) -> anyhow::Result<Value> {
 }
 
 const CACHE: &str = "ccache";
-/// CCACHE_DIR of packer/runner-gpu/Dockerfile.
+/// `CCACHE_DIR` of packer/runner-gpu/Dockerfile.
 const CACHE_FOLDER: &str = "/var/cache/ccache";
 
 /// The values of a scale set with a claim in place of the cache that ends with the runner. A list of

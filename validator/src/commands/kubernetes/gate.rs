@@ -534,7 +534,8 @@ impl Cluster<'_> {
                 (gate.change_taint(summary, decision.taint)?, of_devices)
             }
         };
-        let of_devices = of_devices.map_or_else(String::new, |it| format!(", DeviceTaintRule {it}"));
+        let of_devices =
+            of_devices.map_or_else(String::new, |it| format!(", DeviceTaintRule {it}"));
         Ok(format!(
             "node {node}: {}={} ({}), taint {} {tainted}{of_devices}",
             arguments.condition, decision.status, decision.reason, arguments.taint

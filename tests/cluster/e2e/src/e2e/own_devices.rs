@@ -1,4 +1,4 @@
-//! What the admission policy on DeviceTaintRules refuses a gate that was taken over.
+//! What the admission policy on a `DeviceTaintRule` refuses a gate that was taken over.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -13,8 +13,11 @@ const GPUS: &str = "taint only GPUs of the node";
 const TAINTS: &str = "with effect NoSchedule only";
 const METADATA: &str = "no finalizer, and no owner but its node";
 
-/// A wrong change of a rule that the gate may write, and the words of the refusal.
-const REFUSED: [(&str, fn(&mut Value)); 7] = [
+/// A change that makes a rule wrong which the gate may write.
+type Change = fn(&mut Value);
+
+/// Changes, each with the words of the refusal.
+const REFUSED: [(&str, Change); 7] = [
     (NAME, |it| {
         it["metadata"]["name"] = json!(rule_name(FOREIGN));
     }),
