@@ -158,7 +158,10 @@ mod tests {
         })
     }
 
-    fn refused(change: impl FnOnce(&mut Value)) -> (u16, String) {
+    /// A change that makes a right rule wrong.
+    type Change = fn(&mut Value);
+
+    fn refused(change: Change) -> (u16, String) {
         let mut rule = rule();
         change(&mut rule);
         refusal(&rule, "v1", "a").expect("refused")
@@ -174,7 +177,7 @@ mod tests {
 
     #[test]
     fn what_the_api_server_refuses_is_refused() {
-        let cases: [(u16, &str, fn(&mut Value)); 9] = [
+        let cases: [(u16, &str, Change); 9] = [
             (422, ".spec.taint.effect: Unsupported value", |it| {
                 it["spec"]["taint"]["effect"] = json!("PreferNoSchedule");
             }),
