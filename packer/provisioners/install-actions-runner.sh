@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the GitHub Actions runner under a user of its own, with hooks that look at the GPUs before and after each job, rootless Docker
-# for jobs in containers, ccache, and the Python packages that jobs expect. Everything that decides whether a job may run is root's. The runner is registered on each
-# instance by actions-runner-registration.service, never in the image. UPLOADED_FOLDER, ACTIONS_RUNNER_VERSION and
+# for jobs in containers, ccache, and the Python packages that jobs expect. Everything that decides whether a job may run is root's. The
+# runner is registered on each instance by actions-runner-registration.service, never in the image. UPLOADED_FOLDER, ACTIONS_RUNNER_VERSION and
 # ACTIONS_RUNNER_SHA256 come from the template.
 set -euo pipefail
 
