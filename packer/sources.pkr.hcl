@@ -47,6 +47,12 @@ locals {
     "ubuntu2404-runner"  = var.cuda_keyring_sha256 != "" ? var.cuda_keyring_sha256 : "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba"
   }
 
+  # Unset, the subnet decides.
+  public_address = var.ssh_interface == "" ? null : false
+  # Without a network Packer would let every address connect. A session needs no rule at all.
+  private_networks = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+  ssh_from_cidrs   = var.ssh_interface != "" && length(var.ssh_from_cidrs) == 0 ? local.private_networks : var.ssh_from_cidrs
+
   instance_type  = var.instance_type != "" ? var.instance_type : lookup(local.one_gpu_instance_type, var.gpu_family, local.instance_type_without_gpu)
   has_gpu        = can(regex("^(p[3-9]|g[4-9])[a-z0-9-]*\\.", local.instance_type))
   kernel_module  = var.nvidia_kernel_module != "" ? var.nvidia_kernel_module : local.usual_kernel_module[var.gpu_family]
@@ -105,8 +111,11 @@ source "amazon-ebs" "eks-gpu-al2023" {
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
   }
-  temporary_security_group_source_public_ip = length(var.ssh_from_cidrs) == 0
-  temporary_security_group_source_cidrs     = var.ssh_from_cidrs
+  iam_instance_profile                      = var.iam_instance_profile
+  ssh_interface                             = var.ssh_interface
+  associate_public_ip_address               = local.public_address
+  temporary_security_group_source_public_ip = length(local.ssh_from_cidrs) == 0
+  temporary_security_group_source_cidrs     = local.ssh_from_cidrs
   ssh_username                              = var.ssh_username != "" ? var.ssh_username : "ec2-user"
   ssh_host                                  = var.ssh_host
   ssh_port                                  = var.ssh_port
@@ -149,8 +158,11 @@ source "amazon-ebs" "eks-gpu-ubuntu2204" {
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
   }
-  temporary_security_group_source_public_ip = length(var.ssh_from_cidrs) == 0
-  temporary_security_group_source_cidrs     = var.ssh_from_cidrs
+  iam_instance_profile                      = var.iam_instance_profile
+  ssh_interface                             = var.ssh_interface
+  associate_public_ip_address               = local.public_address
+  temporary_security_group_source_public_ip = length(local.ssh_from_cidrs) == 0
+  temporary_security_group_source_cidrs     = local.ssh_from_cidrs
   ssh_username                              = var.ssh_username != "" ? var.ssh_username : "ubuntu"
   ssh_host                                  = var.ssh_host
   ssh_port                                  = var.ssh_port
@@ -193,8 +205,11 @@ source "amazon-ebs" "ubuntu2404-runner" {
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
   }
-  temporary_security_group_source_public_ip = length(var.ssh_from_cidrs) == 0
-  temporary_security_group_source_cidrs     = var.ssh_from_cidrs
+  iam_instance_profile                      = var.iam_instance_profile
+  ssh_interface                             = var.ssh_interface
+  associate_public_ip_address               = local.public_address
+  temporary_security_group_source_public_ip = length(local.ssh_from_cidrs) == 0
+  temporary_security_group_source_cidrs     = local.ssh_from_cidrs
   ssh_username                              = var.ssh_username != "" ? var.ssh_username : "ubuntu"
   ssh_host                                  = var.ssh_host
   ssh_port                                  = var.ssh_port

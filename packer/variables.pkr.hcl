@@ -210,6 +210,28 @@ variable "subnet_id" {
   }
 }
 
+variable "ssh_interface" {
+  type        = string
+  description = "How the build instance is reached: session_manager or private_ip, without a public address; empty takes its public address where the subnet gives one, else its private one."
+  default     = ""
+
+  validation {
+    condition     = contains(["", "private_ip", "session_manager"], var.ssh_interface)
+    error_message = "The ssh_interface must be session_manager or private_ip, or empty."
+  }
+}
+
+variable "iam_instance_profile" {
+  type        = string
+  description = "Instance profile of the build instance, for Session Manager alone (output build_instance_profile of terraform/modules/github-bake); empty gives it none."
+  default     = ""
+
+  validation {
+    condition     = can(regex("^[0-9A-Za-z+=,.@_-]{0,128}$", var.iam_instance_profile))
+    error_message = "The iam_instance_profile must be a profile's name, or empty."
+  }
+}
+
 variable "ssh_from_cidrs" {
   type        = list(string)
   description = "Networks that may connect to the build instance by ssh; empty finds out this machine's public address and allows that alone."

@@ -9,7 +9,7 @@ nodes=$1
 report=$2
 validator=${GPU_VALIDATOR_BINARY:-}
 if [ -z "$validator" ]; then
-  cargo build --quiet --release --locked --package validator
+  cargo build --quiet --release --locked --package gpu-validator
   validator=target/release/gpu-validator
 fi
 

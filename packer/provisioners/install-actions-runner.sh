@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the GitHub Actions runner under a user of its own, with hooks that look at the GPUs before and after each job, and rootless
-# Docker for jobs in containers. Everything that decides whether a job may run is root's. The runner is registered on each
-# instance by actions-runner-registration.service, never in the image. UPLOADED_FOLDER, ACTIONS_RUNNER_VERSION and
+# Installs the GitHub Actions runner under a user of its own, with hooks that look at the GPUs before and after each job, rootless Docker
+# for jobs in containers, ccache, and the Python packages that jobs expect. Everything that decides whether a job may run is root's. The
+# runner is registered on each instance by actions-runner-registration.service, never in the image. UPLOADED_FOLDER, ACTIONS_RUNNER_VERSION and
 # ACTIONS_RUNNER_SHA256 come from the template.
 set -euo pipefail
 
@@ -13,7 +13,7 @@ archive=/tmp/actions-runner.tar.gz
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get --quiet --yes --option DPkg::Lock::Timeout=300 --no-install-recommends install \
-  curl docker-buildx docker.io fuse-overlayfs git git-lfs jq nftables rootlesskit slirp4netns sudo uidmap
+  ccache curl docker-buildx docker.io fuse-overlayfs git git-lfs jq nftables python3-numpy python3-yaml rootlesskit slirp4netns sudo uidmap
 # Docker of root would make root of every job.
 systemctl disable --now docker.service docker.socket
 
@@ -34,6 +34,11 @@ chown root:runner "$folder"
 chmod --recursive go-w "$folder"
 chmod 1775 "$folder"
 install --directory --owner=runner --group=runner --mode=0755 "$folder/_work" "$folder/_diag"
+# The compiler cache is a folder of its own. A volume with the label ccache is mounted there, so that what one instance compiled is
+# there on the next that gets the volume or a copy of it; without one the instance starts with an empty cache.
+install --directory --owner=runner --group=runner --mode=0755 /var/cache/ccache
+echo 'LABEL=ccache /var/cache/ccache auto nofail,noatime,nodev,nosuid,x-systemd.device-timeout=5s,x-systemd.before=actions-runner.service 0 0' >>/etc/fstab
+
 # .NET's libraries, as the runner itself lists them.
 "$folder/bin/installdependencies.sh"
 
@@ -55,6 +60,7 @@ cat /etc/gpu-validator/environment - >"$folder/.env" <<EOF
 ACTIONS_RUNNER_HOOK_JOB_STARTED=/opt/gpu-bringup/hooks/pre-job.sh
 ACTIONS_RUNNER_HOOK_JOB_COMPLETED=/opt/gpu-bringup/hooks/post-job.sh
 DOCKER_HOST=unix:///run/actions-runner-docker/docker.sock
+CCACHE_DIR=/var/cache/ccache
 EOF
 chmod 0644 "$folder/.env"
 # The runner mounts this path into containers.

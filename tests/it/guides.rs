@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::node::{Node, Said, Scratch, executable, in_place_of, said};
+use crate::node::{Node, Said, Scratch, executable, in_place_of, said, validator};
 use crate::xtask;
 
 const GUIDES: [&str; 5] = ["ami", "github-actions", "monitoring", "slurm", "terraform"];
@@ -234,4 +234,44 @@ fn what_needs_more_than_a_checkout_is_all_that_is_marked() {
     }
     let unmarked: usize = GUIDES.iter().map(|it| unmarked(it).len()).sum();
     assert!(unmarked >= 12, "only {unmarked} commands are run");
+}
+
+/// What a guide writes for one command: alternatives (`pause | resume`), optional words in brackets
+/// and a comment.
+fn alternatives(line: &str) -> Vec<Vec<String>> {
+    let line = line.split(" #").next().unwrap_or_default();
+    let line = line.replace(['[', ']'], "");
+    let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+    let Some((command, rest)) = words.split_first() else {
+        return Vec::new();
+    };
+    let alternatives = rest.split(|it| *it == "|");
+    alternatives
+        .map(|it| {
+            let options = it.iter().take_while(|it| **it != "--");
+            let words = [*command].into_iter().chain(options.copied());
+            words.map(str::to_owned).collect()
+        })
+        .collect()
+}
+
+/// These run for as long as they are let, or need Slurm, a cluster or the user's own program.
+#[test]
+fn every_command_of_the_other_guides_is_understood() {
+    let mut count = 0;
+    for guide in ["allocation", "sentinel"] {
+        for GuideCommand { line, .. } in commands(guide) {
+            if !line.starts_with("gpu-validator ") {
+                continue;
+            }
+            for words in alternatives(&line) {
+                let (code, _, stderr) = said(validator().args(&words).arg("--help"));
+                assert_eq!(code, 0, "docs/{guide}.md: {words:?}: {stderr}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 8, "only {count} commands were found");
+    let (code, _, _) = said(validator().args(["sentinel", "--max-pwer", "60%", "--help"]));
+    assert_eq!(code, 3, "a misspelt option is refused before the help");
 }

@@ -88,6 +88,22 @@ impl Cluster {
         gate
     }
 
+    /// The gate on facts that were written before.
+    fn gated_by(&self, facts: &Value) -> (i32, String, String) {
+        let kubeconfig = self.node.out.path("kubeconfig");
+        let profile = format!(
+            "{NO_BURN}kubernetes: {{api: {{allow_insecure: true, kubeconfig: {}}}}}",
+            kubeconfig.display()
+        );
+        let mut gate = validator();
+        gate.args(["kubernetes", "gate", "--allow-simulated"])
+            .args(["--node-name", NODE, "--profile"])
+            .arg(self.node.out.write("gate.yaml", profile))
+            .arg("--judge")
+            .arg(self.node.out.write("facts.json", facts.to_string()));
+        said(&mut gate)
+    }
+
     fn gated(&self, arguments: &[&str]) -> (i32, String, String) {
         said(&mut self.gate(arguments))
     }
@@ -373,6 +389,11 @@ fn the_gate_opens_a_node_that_passes_with_exactly_its_rights() {
     let rules = json!({"rules": [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
         {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+        {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["devicetaintrules"],
+            "verbs": ["create", "patch", "delete"],
+        },
     ]});
     cluster.server.enforce(&rules);
     let kubeconfig = cluster.node.out.path("kubeconfig");
@@ -447,6 +468,97 @@ fn the_gate_closes_a_node_that_fails() {
         at("nodes") < at("nodes/status"),
         "it is closed before it says so"
     );
+}
+
+/// 1.37 serves the kind at v1, 1.36 at v1beta2 where it is enabled.
+#[test]
+fn the_gate_taints_the_devices_of_a_node_that_fails_where_the_cluster_has_such_taints() {
+    for version in ["v1", "v1beta2"] {
+        let broken = Node::with_fault("h200x1", "ecc-volatile-uncorrectable");
+        let cluster = Cluster::of(broken);
+        let _kubelet = cluster.kubelet(|_| {});
+        let (code, stdout, stderr) = cluster.gated(&["--allow-simulated"]);
+        assert_eq!(code, 1, "{stdout}{stderr}");
+        assert!(!stdout.contains("DeviceTaintRule"), "{stdout}");
+        cluster.server.serve_device_taint_rules(version);
+        let (code, stdout, stderr) = cluster.gated(&["--allow-simulated"]);
+        assert_eq!(code, 1, "{stdout}{stderr}");
+        assert!(
+            stdout.ends_with("left on, DeviceTaintRule applied\n"),
+            "{stdout}"
+        );
+        let rule = json!({
+            "apiVersion": format!("resource.k8s.io/{version}"),
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": format!("gpu-validator.{NODE}"),
+                "labels": {"app.kubernetes.io/part-of": "gpu-bringup"},
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": format!("uid-of-{NODE}")},
+                ],
+            },
+            "spec": {
+                "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE},
+                "taint": {"key": UNVALIDATED, "value": "ValidationFailed", "effect": "NoSchedule"},
+            },
+        });
+        assert_eq!(cluster.server.device_taint_rules(), [rule]);
+    }
+}
+
+#[test]
+fn a_pass_removes_the_taint_of_the_devices_before_the_nodes() {
+    let cluster = Cluster::of(Node::with_fault("h200x1", "ecc-volatile-uncorrectable"));
+    let _kubelet = cluster.kubelet(|_| {});
+    cluster.server.serve_device_taint_rules("v1");
+    assert_eq!(cluster.gated(&["--allow-simulated"]).0, 1);
+    assert_eq!(cluster.server.device_taint_rules().len(), 1);
+    let repaired = Cluster::healthy("h200x1").facts;
+    let (code, stdout, stderr) = cluster.gated_by(&repaired);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(
+        stdout.ends_with("removed, DeviceTaintRule deleted\n"),
+        "{stdout}"
+    );
+    assert!(cluster.server.device_taint_rules().is_empty());
+    let requests = cluster.server.requests();
+    let deleted_at = requests.iter().position(|it| it.verb == "delete");
+    let opened_at = requests
+        .iter()
+        .rposition(|it| it.verb == "patch" && it.resource == "nodes");
+    assert!(
+        deleted_at.is_some() && deleted_at < opened_at,
+        "an open node has GPUs"
+    );
+    let (code, stdout, _) = cluster.gated_by(&repaired);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(
+        !stdout.contains("DeviceTaintRule"),
+        "there is none: {stdout}"
+    );
+}
+
+#[test]
+fn a_taint_of_devices_that_is_refused_or_has_no_effect_on_devices_is_reported() {
+    let cluster = Cluster::of(Node::with_fault("h200x1", "ecc-volatile-uncorrectable"));
+    let _kubelet = cluster.kubelet(|_| {});
+    cluster.server.serve_device_taint_rules("v1");
+    cluster.server.enforce(&json!({"rules": [
+        {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "patch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["devicetaintrules"], "verbs": ["patch"]},
+    ]}));
+    let (code, _, stderr) = cluster.gated(&["--allow-simulated"]);
+    assert_eq!(code, 1);
+    assert!(
+        stderr.contains("cannot create resource \"devicetaintrules\""),
+        "{stderr}"
+    );
+    assert!(cluster.taints().contains(&UNVALIDATED.to_owned()));
+    // Devices have no such effect; the node has.
+    let preferred = format!("{UNVALIDATED}:PreferNoSchedule");
+    let (code, stdout, stderr) = cluster.gated(&["--allow-simulated", "--taint", &preferred]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stdout.ends_with("PreferNoSchedule added\n"), "{stdout}");
 }
 
 #[test]

@@ -530,6 +530,59 @@ fn the_released_action_names_its_version_and_checksums() {
     );
 }
 
+#[test]
+fn the_runners_image_is_built_from_what_its_dockerfile_copies() {
+    let out = built();
+    let context = |from: &str| {
+        said(
+            Command::new("bash")
+                .arg(script("runner-image-context.sh"))
+                .arg(out.path(from))
+                .arg(out.path("context")),
+        )
+    };
+    let (code, _, stderr) = context("built/dist-x86_64/dist");
+    assert_eq!(code, 0, "{stderr}");
+    let dockerfile = std::fs::read_to_string(script("../packer/runner-gpu/Dockerfile"));
+    let dockerfile = dockerfile.expect("read");
+    let copied: Vec<&str> = dockerfile
+        .lines()
+        .filter_map(|it| it.strip_prefix("COPY "))
+        .filter(|it| !it.starts_with("--from="))
+        .filter_map(|it| it.split(' ').next())
+        .collect();
+    assert!(copied.contains(&"gpu-validator"), "{copied:?}");
+    for name in copied {
+        assert!(out.path("context").join(name).exists(), "{name} is missing");
+    }
+    let (code, _, _) = context("built/dist-x86_64/dist");
+    assert_ne!(code, 0, "a folder that is there already is not taken");
+    std::fs::remove_dir_all(out.path("context")).expect("removed");
+    assert_ne!(context("built").0, 0, "there is no binary");
+}
+
+/// Each architecture of a release has an image, and one name has both.
+#[test]
+fn a_release_has_an_image_for_each_architecture_that_it_builds() {
+    let workflow = std::fs::read_to_string(script("release.yml")).expect("read");
+    let (of_binaries, of_images) = workflow.split_once("\n  image:\n").expect("job image");
+    let architectures = |jobs: &str| -> Vec<String> {
+        let lines = jobs.lines().map(str::trim);
+        let entries = lines.filter_map(|it| it.strip_prefix("- {architecture: "));
+        let names = entries.filter_map(|it| it.split(',').next());
+        names.map(str::to_owned).collect()
+    };
+    let built = architectures(of_binaries);
+    assert_eq!(built, ["x86_64", "aarch64"]);
+    assert_eq!(architectures(of_images), built);
+    for architecture in built {
+        assert!(
+            workflow.contains(&format!(" \"$image:$version-{architecture}\"")),
+            "{architecture} is not in the index"
+        );
+    }
+}
+
 /// `docker buildx imagetools inspect` is a registry's answer.
 fn release_images(version: &str, digest: &str, registry: &str) -> Said {
     let out = Scratch::new();

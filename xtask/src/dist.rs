@@ -104,7 +104,7 @@ pub fn build_native() -> anyhow::Result<PathBuf> {
     let cargo = workspace::cargo();
     cmd!(
         shell,
-        "{cargo} build --release --package validator --bin gpu-validator"
+        "{cargo} build --release --package gpu-validator --bin gpu-validator"
     )
     .quiet()
     .run()?;
@@ -126,7 +126,7 @@ fn build_portable(lto: Lto) -> anyhow::Result<PathBuf> {
         lto.profile(),
         "--locked",
         "--package",
-        "validator",
+        "gpu-validator",
         "--bin",
         "gpu-validator",
     ])?;
@@ -221,7 +221,7 @@ fn check_size(binary: &Path, lto: Lto) -> anyhow::Result<()> {
     let megabytes = format!("{}.{:02} MB", bytes / 1_000_000, bytes % 1_000_000 / 10_000);
     if matches!(lto, Lto::Fat) && bytes > LARGEST_BINARY_BYTES {
         bail!(
-            "{} is {megabytes}, more than the promised {} MB; `cargo tree --package validator --edges normal` shows what came in",
+            "{} is {megabytes}, more than the promised {} MB; `cargo tree --package gpu-validator --edges normal` shows what came in",
             binary.display(),
             LARGEST_BINARY_BYTES / 1_000_000
         );

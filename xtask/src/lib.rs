@@ -12,6 +12,8 @@ pub mod workspace;
 mod ci;
 mod cloudwatch;
 mod codegen;
+#[cfg(test)]
+mod crates_io;
 mod delegated;
 mod fuzz;
 mod glibc_floor;

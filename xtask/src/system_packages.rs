@@ -87,7 +87,7 @@ fn make(shell: &Shell, built: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let (cargo_deb, cargo_rpm) = (CARGO_DEB.install()?, CARGO_GENERATE_RPM.install()?);
     cmd!(
         shell,
-        "{cargo_deb} --package validator --no-build --no-strip --output {deb}"
+        "{cargo_deb} --package gpu-validator --no-build --no-strip --output {deb}"
     )
     .env("CARGO", workspace::cargo())
     .quiet()

@@ -52,6 +52,7 @@ pub fn run() -> anyhow::Result<()> {
         shell.write_file(&file, documents.join("\n---\n"))?;
         files.push(file);
     }
+    runners::check_refusals(&shell)?;
     files.push(manifests::folder().join("runners/prerequisites.yaml"));
     files.push(manifests::folder().join("jobs/pytorch/job.yaml"));
     files.push(node_readiness(&shell)?);

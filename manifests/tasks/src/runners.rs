@@ -53,6 +53,10 @@ struct ChartArguments {
     /// Also the scale set `gpu-containers`, for jobs that name a container
     #[arg(long)]
     container_jobs: bool,
+    /// A volume claim of namespace gpu-runners, writable from many nodes, that keeps the compiler
+    /// cache of all runners; every job can write what a later one compiles with
+    #[arg(long, value_name = "NAME", value_parser = claim_name)]
+    ccache_claim: Option<String>,
 }
 
 impl ChartArguments {
@@ -121,6 +125,22 @@ fn apply(shell: &Shell, arguments: &ApplyArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// As Kubernetes names claims: a DNS subdomain.
+fn claim_name(text: &str) -> Result<String, String> {
+    let is_inner = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
+    let is_name = text.len() <= 253
+        && text.starts_with(is_inner)
+        && text.ends_with(is_inner)
+        && text
+            .chars()
+            .all(|it| is_inner(it) || it == '-' || it == '.');
+    if is_name {
+        Ok(text.to_owned())
+    } else {
+        Err("expected lower-case letters, digits, `-` and `.`".to_owned())
+    }
+}
+
 fn release(class: &str) -> String {
     format!("gpu-{class}")
 }
@@ -161,6 +181,17 @@ fn options(arguments: &ChartArguments, class: &str) -> anyhow::Result<Vec<String
     for file in files(&arguments.overlay, class) {
         options.push(format!("--values={}", file.display()));
     }
+    if let Some(claim) = arguments
+        .ccache_claim
+        .as_ref()
+        .filter(|_| class != CONTAINERS)
+    {
+        let values = with_cache_claim(values(&arguments.overlay, class)?, claim)?;
+        let file = workspace::target().join(format!("kubernetes/runners-ccache-{class}.json"));
+        std::fs::create_dir_all(workspace::target().join("kubernetes"))?;
+        std::fs::write(&file, values.to_string())?;
+        options.push(format!("--values={}", file.display()));
+    }
     if let Some(account) = &arguments.controller {
         let (namespace, name) = account
             .split_once('/')
@@ -184,6 +215,23 @@ fn values(overlay: &Overlay, class: &str) -> anyhow::Result<Value> {
         merge(&mut merged, values);
     }
     Ok(merged)
+}
+
+const CACHE: &str = "ccache";
+/// `CCACHE_DIR` of packer/runner-gpu/Dockerfile.
+const CACHE_FOLDER: &str = "/var/cache/ccache";
+
+/// The values of a scale set with a claim in place of the cache that ends with the runner. A list of
+/// volumes is replaced as a whole.
+fn with_cache_claim(mut values: Value, claim: &str) -> anyhow::Result<Value> {
+    let volumes = values["template"]["spec"]["volumes"].as_array_mut();
+    let cache = volumes
+        .into_iter()
+        .flatten()
+        .find(|it| it["name"] == CACHE)
+        .with_context(|| format!("the values have no volume {CACHE}"))?;
+    *cache = json!({"name": CACHE, "persistentVolumeClaim": {"claimName": claim}});
+    Ok(values)
 }
 
 /// Maps are merged, and everything else is replaced.
@@ -254,6 +302,30 @@ pub(crate) fn checked_objects(shell: &Shell, overlay: &Overlay) -> anyhow::Resul
         "spec": job,
     }));
     Ok(objects)
+}
+
+/// A misspelt value, and Docker in Docker, must be refused, or the schema refuses nothing.
+pub(crate) fn check_refusals(shell: &Shell) -> anyhow::Result<()> {
+    let checker = LINTERS.install()?.join("check-jsonschema");
+    let schema = folder().join("values.schema.json");
+    let folder = shell.create_temp_dir()?;
+    for wrong in [
+        json!({"maxRuners": 1}),
+        json!({"containerMode": {"type": "dind"}}),
+        json!({"githubConfigSecret": {"github_token": "x"}}),
+    ] {
+        let file = folder.path().join("wrong.json");
+        shell.write_file(&file, wrong.to_string())?;
+        let output = cmd!(shell, "{checker} --quiet --schemafile {schema} {file}")
+            .quiet()
+            .ignore_status()
+            .output()?;
+        ensure!(
+            output.status.code() == Some(1),
+            "the schema of the runners' values takes {wrong}"
+        );
+    }
+    Ok(())
 }
 
 fn check_class(class: &str, values: &Value) -> anyhow::Result<()> {
@@ -449,6 +521,17 @@ fn check_runner(pod: &Value) -> anyhow::Result<()> {
         });
         ensure!(is_set, "{hook} is not set");
     }
+    let named = |list: &Value| -> Vec<Value> {
+        let list = list.as_array().into_iter().flatten();
+        list.filter(|it| it["name"] == CACHE).cloned().collect()
+    };
+    ensure!(
+        named(&pod["volumes"]).len() == 1
+            && named(&runner["volumeMounts"])
+                .iter()
+                .any(|it| it["mountPath"] == CACHE_FOLDER),
+        "volume {CACHE} is not mounted on {CACHE_FOLDER}, the image's CCACHE_DIR"
+    );
     Ok(())
 }
 
@@ -501,6 +584,11 @@ mod tests {
                 "JOB_STARTED is not set",
             ),
             (
+                format!("{spec}/containers/0/volumeMounts"),
+                json!([{"name": "ccache", "mountPath": "/tmp"}]),
+                "not mounted on /var/cache/ccache",
+            ),
+            (
                 format!("{spec}/tolerations"),
                 json!([]),
                 "does not tolerate",
@@ -517,6 +605,33 @@ mod tests {
                 .expect_err(&pointer)
                 .to_string();
             assert!(error.contains(message), "{pointer}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_compilers_cache_may_outlive_its_runner() {
+        let dockerfile = workspace::root().join("packer/runner-gpu/Dockerfile");
+        let dockerfile = std::fs::read_to_string(dockerfile).expect("a Dockerfile");
+        assert!(dockerfile.contains(&format!("CCACHE_DIR={CACHE_FOLDER} ")));
+        for class in CLASSES {
+            let values = values(&"production".parse().expect("there"), class).expect("values");
+            let volumes = |values: &Value| values["template"]["spec"]["volumes"].clone();
+            let kept = with_cache_claim(values.clone(), "cache").expect("a volume");
+            check_class(class, &kept).expect(class);
+            let count = |volumes: &Value| volumes.as_array().map(Vec::len);
+            assert_eq!(count(&volumes(&kept)), count(&volumes(&values)));
+            let claim = json!({"name": "ccache", "persistentVolumeClaim": {"claimName": "cache"}});
+            let of_cache = |values: &Value| {
+                let volumes = volumes(values);
+                let volumes = volumes.as_array().expect("volumes").clone();
+                volumes.into_iter().find(|it| it["name"] == "ccache")
+            };
+            assert_eq!(of_cache(&kept), Some(claim));
+            assert_ne!(of_cache(&values), of_cache(&kept));
+        }
+        assert!(with_cache_claim(json!({}), "cache").is_err());
+        for wrong in ["", "-a", "a/b", "A"] {
+            assert!(claim_name(wrong).is_err(), "{wrong}");
         }
     }
 

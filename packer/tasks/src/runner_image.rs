@@ -122,18 +122,15 @@ fn context(validator_folder: &Path) -> anyhow::Result<PathBuf> {
     let shell = workspace::shell()?;
     let context = workspace::target().join("runner-image/context");
     shell.remove_path(&context)?;
-    shell.create_dir(&context)?;
-    for name in ["gpu-validator", "gpu-validator.1"] {
-        shell
-            .copy_file(validator_folder.join(name), context.join(name))
-            .context("`cargo xtask dist` makes what goes into the image")?;
-    }
+    shell.create_dir(workspace::target().join("runner-image"))?;
+    let dist = std::path::absolute(validator_folder)?;
     cmd!(
         shell,
-        "cp --recursive workflows/hooks manifests/profiles {context}/"
+        "bash workflows/runner-image-context.sh {dist} {context}"
     )
     .quiet()
-    .run()?;
+    .run()
+    .context("`cargo xtask dist` makes what goes into the image")?;
     Ok(context)
 }
 

@@ -144,7 +144,7 @@ locals {
     },
     ],
     [for it in local.bake_statements_kms : it if var.kms_key_arn != null],
-    [for it in local.bake_statements_session : it if var.build_instance_role_arn != null],
+    [for it in local.bake_statements_session : it if local.session_manager],
   )
 
   bake_statements_kms = [
@@ -170,7 +170,7 @@ locals {
       Sid       = "GiveRole"
       Effect    = "Allow"
       Action    = ["iam:PassRole"]
-      Resource  = [var.build_instance_role_arn]
+      Resource  = [local.build_instance_role_arn]
       Condition = { StringEquals = { "iam:PassedToService" = "ec2.amazonaws.com" } }
     },
     {

@@ -100,8 +100,14 @@ variable "kms_key_arn" {
   }
 }
 
+variable "session_manager" {
+  description = "Build instances without a public address are reached through Session Manager (the templates' ssh_interface = session_manager): makes their role and instance profile, and lets the job that bakes open sessions to them."
+  type        = bool
+  default     = false
+}
+
 variable "build_instance_role_arn" {
-  description = "Role of the build instance where it is reached through Session Manager; null gives it none, and no session can be opened."
+  description = "The account's own role of build instances that are reached through Session Manager, in place of one that is made here; its instance profile is the account's, too."
   type        = string
   default     = null
 

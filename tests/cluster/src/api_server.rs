@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::device_taint_rules;
+
 /// One request as it was heard.
 #[derive(Clone, Debug)]
 pub struct Recorded {
@@ -73,6 +75,9 @@ struct State {
     daemon_sets: Vec<Value>,
     pods: Vec<Value>,
     events: Vec<Value>,
+    device_taint_rules: Vec<Value>,
+    /// The version of resource.k8s.io that serves them.
+    device_taint_rules_at: Option<String>,
     logs: Vec<(String, String)>,
     /// GPUs that pods may get, with the output of `gpu-validator collect` where it sees only this
     /// one.
@@ -163,8 +168,23 @@ impl ApiServer {
         self.state().rules = Some(role["rules"].clone());
     }
 
-    pub fn add_node(&self, node: Value) {
+    /// A node without a uid gets one, as every object has one.
+    pub fn add_node(&self, mut node: Value) {
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let uid = json!(format!("uid-of-{name}"));
+        if node["metadata"]["uid"].is_null() {
+            node["metadata"]["uid"] = uid;
+        }
         self.state().nodes.push(node);
+    }
+
+    /// The cluster has the kind `DeviceTaintRule` at this version of resource.k8s.io.
+    pub fn serve_device_taint_rules(&self, version: &str) {
+        self.state().device_taint_rules_at = Some(version.to_owned());
+    }
+
+    pub fn device_taint_rules(&self) -> Vec<Value> {
+        self.state().device_taint_rules.clone()
     }
 
     pub fn node(&self, name: &str) -> Value {
@@ -423,6 +443,18 @@ impl Answer {
         }
     }
 
+    fn no_such_resource() -> Self {
+        Self::status(404, "the server could not find the requested resource")
+    }
+
+    fn forbidden(request: &Recorded, verb: &str) -> Self {
+        let (resource, group) = (&request.resource, &request.group);
+        let message = format!(
+            "{resource} is forbidden: User \"test\" cannot {verb} resource \"{resource}\" in API group \"{group}\""
+        );
+        Self::status(403, &message)
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let retry_after = self
             .retry_after
@@ -444,14 +476,19 @@ fn answer(state: &mut State, request: &Recorded) -> Answer {
     {
         return Answer::status(401, "Unauthorized");
     }
-    if !is_allowed(state, request) {
-        let message = format!(
-            "{} is forbidden: User \"test\" cannot {} resource \"{}\" in API group \"{}\"",
-            request.resource, request.verb, request.resource, request.group
-        );
-        return Answer::status(403, &message);
-    }
     let (namespace, resource, name, subresource) = parts(&request.path);
+    let version = request.path.split('/').nth(3).unwrap_or_default();
+    // Role system:discovery lets every user read the kinds of a version.
+    if request.group == "resource.k8s.io" && resource.is_empty() {
+        let served = state.device_taint_rules_at.as_deref();
+        return match device_taint_rules::discovery(version, served) {
+            Some(kinds) => Answer::object(&kinds),
+            None => Answer::no_such_resource(),
+        };
+    }
+    if !is_allowed(state, request, &request.verb) {
+        return Answer::forbidden(request, &request.verb);
+    }
     match (request.verb.as_str(), resource, name, subresource) {
         ("get", "nodes", Some(name), None) => match find(&state.nodes, name) {
             Some(index) => Answer::object(&state.nodes[index]),
@@ -477,7 +514,50 @@ fn answer(state: &mut State, request: &Recorded) -> Answer {
                 None => not_found("pods", name),
             }
         }
-        _ => Answer::status(404, "the server could not find the requested resource"),
+        (verb, "devicetaintrules", Some(name), None)
+            if state.device_taint_rules_at.as_deref() == Some(version) =>
+        {
+            match verb {
+                "patch" => apply_device_taint_rule(state, version, name, request),
+                "delete" => delete_device_taint_rule(state, name),
+                _ => Answer::no_such_resource(),
+            }
+        }
+        _ => Answer::no_such_resource(),
+    }
+}
+
+/// A server-side apply, which creates what is not there.
+fn apply_device_taint_rule(
+    state: &mut State,
+    version: &str,
+    name: &str,
+    request: &Recorded,
+) -> Answer {
+    if request.content_type != "application/apply-patch+yaml" {
+        return Answer::status(415, "unsupported media type");
+    }
+    if request.query("fieldManager").is_none_or(str::is_empty) {
+        return Answer::status(400, "fieldManager is required for apply patch");
+    }
+    let is_there = find(&state.device_taint_rules, name).is_some();
+    if !is_there && !is_allowed(state, request, "create") {
+        return Answer::forbidden(request, "create");
+    }
+    if let Some((code, message)) = device_taint_rules::refusal(&request.body, version, name) {
+        return Answer::status(code, &message);
+    }
+    state
+        .device_taint_rules
+        .retain(|it| it["metadata"]["name"] != name);
+    state.device_taint_rules.push(request.body.clone());
+    Answer::object(&request.body)
+}
+
+fn delete_device_taint_rule(state: &mut State, name: &str) -> Answer {
+    match find(&state.device_taint_rules, name) {
+        Some(index) => Answer::object(&state.device_taint_rules.remove(index)),
+        None => not_found("devicetaintrules.resource.k8s.io", name),
     }
 }
 
@@ -489,7 +569,7 @@ fn find(objects: &[Value], name: &str) -> Option<usize> {
     objects.iter().position(|it| it["metadata"]["name"] == name)
 }
 
-fn is_allowed(state: &State, request: &Recorded) -> bool {
+fn is_allowed(state: &State, request: &Recorded, verb: &str) -> bool {
     let Some(rules) = state.rules.as_ref().and_then(Value::as_array) else {
         return true;
     };
@@ -498,7 +578,7 @@ fn is_allowed(state: &State, request: &Recorded) -> bool {
             .is_some_and(|it| it.iter().any(|it| it == wanted))
     };
     rules.iter().any(|rule| {
-        holds(&rule["verbs"], &request.verb)
+        holds(&rule["verbs"], verb)
             && holds(&rule["apiGroups"], &request.group)
             && holds(&rule["resources"], &request.resource)
     })
@@ -577,7 +657,7 @@ fn list(state: &mut State, namespace: Option<&str>, resource: &str, request: &Re
         "daemonsets" => &state.daemon_sets,
         "pods" => &state.pods,
         "events" => &state.events,
-        _ => return Answer::status(404, "the server could not find the requested resource"),
+        _ => return Answer::no_such_resource(),
     };
     let fields = request.query("fieldSelector").unwrap_or_default();
     let labels = request.query("labelSelector").unwrap_or_default();

@@ -10,6 +10,7 @@ mod runner_dockerfile;
 mod runner_image_build;
 mod runner_image_run;
 mod simulated_gpus;
+mod templates;
 mod units;
 mod withheld;
 
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use packer_tasks::{ami, runner_image};
+use packer_tasks::runner_image;
 use xtask::{command_line, dist};
 
 /// Prove the machine images: templates, systemd units, and whole bakes on a simulated machine
@@ -38,7 +39,7 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Packer takes every template, and they are in its style
+    /// Packer takes every template, in each way to reach its instance, and they are in its style
     Templates,
     /// systemd takes every unit, and they are shut as far as they can be
     Units,
@@ -101,7 +102,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     for part in parts {
         match part {
-            Part::Templates => ami::fmt(true).and_then(|()| ami::validate(&[], &[])),
+            Part::Templates => templates::check(),
             Part::Units => units::check(),
             Part::KubeletTaint => kubelet_taint::check(),
             Part::Withheld => withheld::check(),

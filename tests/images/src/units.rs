@@ -13,7 +13,8 @@ use xtask::workspace;
 const EXPOSURE_MAXIMUM: u8 = 60;
 
 /// Programs that the units start, which are on the image only.
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 13] = [
+    "usr/bin/chown",
     "usr/sbin/nft",
     "opt/actions-runner/run.sh",
     "snap/bin/kubelet-eks",

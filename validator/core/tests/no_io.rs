@@ -64,7 +64,7 @@ fn no_dependency_does_io() {
 
 #[test]
 fn the_list_names_crates_that_the_binary_has() {
-    let crates = crates_of("validator");
+    let crates = crates_of("gpu-validator");
     for name in ["clap", "libloading", "reqwest", "rustix", "tokio"] {
         assert!(
             crates.contains(name),

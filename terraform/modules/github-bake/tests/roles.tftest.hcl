@@ -102,6 +102,72 @@ run "packer_gets_the_calls_that_it_makes" {
   }
 }
 
+run "a_build_instance_without_a_public_address_is_reached_through_session_manager" {
+  command = apply
+
+  variables {
+    session_manager = true
+  }
+
+  # The calls of builder/common/ssm/session.go and step_iam_instance_profile.go, hashicorp/packer-plugin-amazon at 5028903a.
+  assert {
+    condition = toset(flatten([
+      for it in jsondecode(aws_iam_role_policy.bake.policy).Statement : it.Action if !startswith(it.Action[0], "ec2:")
+    ])) == toset(["iam:GetInstanceProfile", "iam:PassRole", "ssm:StartSession", "ssm:TerminateSession"])
+    error_message = "the bake role has other rights than Packer's calls for a session"
+  }
+
+  assert {
+    condition     = one([for it in jsondecode(aws_iam_role_policy.bake.policy).Statement : it.Resource if it.Sid == "GiveRole"]) == [aws_iam_role.build_instance[0].arn]
+    error_message = "another role than the build instance's can be passed"
+  }
+
+  assert {
+    condition     = one([for it in jsondecode(aws_iam_role_policy.bake.policy).Statement : it.Condition.StringLike["ssm:resourceTag/Name"] if it.Sid == "ConnectToInstance"]) == "build of gpu-bringup-*"
+    error_message = "sessions can be opened to other instances than Packer's"
+  }
+
+  assert {
+    condition = toset(flatten([for it in jsondecode(aws_iam_role_policy.build_instance[0].policy).Statement : it.Action])) == toset([
+      "ssm:UpdateInstanceInformation", "ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel",
+    ])
+    error_message = "the build instance may do more than answer Systems Manager"
+  }
+
+  assert {
+    condition     = output.build_instance_profile == aws_iam_role.build_instance[0].name
+    error_message = "the instance profile is not found"
+  }
+}
+
+run "no_session_can_be_opened_unless_it_is_asked_for" {
+  command = apply
+
+  assert {
+    condition = output.build_instance_profile == null && length(aws_iam_role.build_instance) == 0 && alltrue([
+      for it in jsondecode(aws_iam_role_policy.bake.policy).Statement : !startswith(it.Action[0], "ssm:") && !startswith(it.Action[0], "iam:")
+    ])
+    error_message = "the bake role can open sessions"
+  }
+}
+
+run "the_accounts_own_role_of_build_instances_is_used" {
+  command = apply
+
+  variables {
+    session_manager         = true
+    build_instance_role_arn = "arn:aws:iam::111122223333:role/build"
+  }
+
+  assert {
+    condition = length(aws_iam_role.build_instance) == 0 && one([
+      for it in jsondecode(aws_iam_role_policy.bake.policy).Statement : it.Resource if it.Sid == "GiveRole"
+    ]) == ["arn:aws:iam::111122223333:role/build"]
+    error_message = "a second role is made"
+  }
+}
+
 run "no_role_has_the_rights_of_another" {
   command = apply
 

@@ -11,6 +11,7 @@ mod cluster;
 mod commands;
 mod gpu_pods;
 mod kubelet;
+mod own_devices;
 mod own_node;
 mod ran;
 mod server;
@@ -242,6 +243,7 @@ fn gate_opens_and_closes(server: &Server, admin: &Kubectl) -> anyhow::Result<()>
     }
     let simulator = Simulator::build()?;
     own_node::is_held(server, admin)?;
+    own_devices::are_held(server, admin)?;
     for (node, faults, code, status, tainted) in [
         ("healthy", vec![], 0, "True", false),
         ("broken", vec!["xid-79".to_owned()], 1, "False", true),
@@ -275,9 +277,13 @@ fn gate_opens_and_closes(server: &Server, admin: &Kubectl) -> anyhow::Result<()>
             summary.is_some_and(|it| it.contains("exitCode")),
             "node {node} has no summary"
         );
+        ensure!(
+            own_devices::is_tainted(admin, node)? == tainted,
+            "node {node} is tainted: {tainted}, and its GPUs are not so"
+        );
         step(&format!(
-            "node {node}: gate ended with {code}, GpuValidated={status}, taint {}",
-            if tainted { "kept" } else { "removed" }
+            "node {node}: gate ended with {code}, GpuValidated={status}, taint and DeviceTaintRule {}",
+            if tainted { "there" } else { "not there" }
         ));
     }
     Ok(())

@@ -54,6 +54,7 @@ pub(super) fn check(instance: &Instance) -> anyhow::Result<()> {
         let ways = succeeded(&job(&format!("set -- {path}\n{CHANGES}"))?)?;
         ensure!(ways.is_empty(), "a job can change {path}: {ways}");
     }
+    jobs_find_what_they_expect(instance)?;
     sudo_is_for_the_hooks(instance)?;
     the_quarantine_stays(instance)?;
     the_metadata_service_is_closed(instance)?;
@@ -76,6 +77,43 @@ fn the_runner_works(instance: &Instance) -> anyhow::Result<()> {
         cp -f run.sh run-helper.sh && cp -f run.sh run-helper.sh && touch _diag/log && mkdir _work/repository";
     succeeded(&instance.bash(User::Runner, &[], script)?)
         .context("the runner cannot write what it must")?;
+    Ok(())
+}
+
+/// The packages that GPU jobs expect, and a cache of the compiler on a volume where there is one.
+fn jobs_find_what_they_expect(instance: &Instance) -> anyhow::Result<()> {
+    let installed = instance.read("/simulated/installed")?;
+    for package in ["ccache", "python3-numpy", "python3-yaml"] {
+        ensure!(
+            installed.lines().any(|it| it == package),
+            "{package} is not installed"
+        );
+    }
+    let environment = instance.read("/opt/actions-runner/.env")?;
+    let folder = environment
+        .lines()
+        .find_map(|it| it.strip_prefix("CCACHE_DIR="))
+        .context("jobs are given no CCACHE_DIR")?;
+    let compile = format!("mkdir {folder}/0 && rmdir {folder}/0");
+    succeeded(&instance.bash(User::Runner, &[], &compile)?)
+        .context("a job cannot write to the compiler's cache")?;
+    let table = instance.read("/etc/fstab")?;
+    let fields = table
+        .lines()
+        .map(|it| it.split_whitespace().collect::<Vec<_>>())
+        .find(|it| it.get(1) == Some(&folder))
+        .context("no volume is mounted for the compiler's cache")?;
+    ensure!(
+        fields.len() == 6 && fields[0].starts_with("LABEL="),
+        "a line of /etc/fstab is {fields:?}"
+    );
+    for option in ["nofail", "nodev", "nosuid"] {
+        ensure!(
+            fields[3].split(',').any(|it| it == option),
+            "the volume of the compiler's cache is mounted without {option}: an instance without one does not start, \
+             or a job's file on it has rights of another"
+        );
+    }
     Ok(())
 }
 

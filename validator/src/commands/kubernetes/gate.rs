@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::closure::{Closure, ClosureFile};
+use super::device_taint::DeviceTaint;
 use super::health_watch::{HealthWatch, wait};
 use crate::commands::burn_options::BurnOfRun;
 use crate::commands::report_files::{ClaimedOutputs, ReportFiles};
@@ -54,7 +55,9 @@ const SUMMARY_CHARACTERS_MAXIMUM: usize = 200;
 /// On a pass, node condition GpuValidated becomes True and then the taint is removed. On a failure
 /// the condition becomes False and the taint is put on if it is not there. When something could not
 /// be judged, or GPUs are busy, the condition becomes Unknown with the reason and the taint stays
-/// as it is, there or not. A summary is kept as an annotation. The exit code is that of the
+/// as it is, there or not. A summary is kept as an annotation. Where the cluster has the kind
+/// DeviceTaintRule (dynamic resource allocation, Kubernetes 1.37), a failure taints the node's GPUs
+/// as well, and a pass removes that taint. The exit code is that of the
 /// validation, and 2 where the report to the cluster failed.
 ///
 /// Needs the rights that `gpu-validator kubernetes rbac gate` prints, and NODE_NAME from the
@@ -519,19 +522,22 @@ impl Cluster<'_> {
         };
         // A node that is open has its condition already, and one that has failed is closed before
         // its condition is set.
-        let tainted = match decision.taint {
+        let (tainted, of_devices) = match decision.taint {
             TaintChange::Add => {
                 let tainted = gate.change_taint(summary, decision.taint)?;
                 gate.write_condition(decision)?;
-                tainted
+                (tainted, gate.change_device_taint(decision)?)
             }
             TaintChange::Remove | TaintChange::LeaveAsItIs => {
                 gate.write_condition(decision)?;
-                gate.change_taint(summary, decision.taint)?
+                let of_devices = gate.change_device_taint(decision)?;
+                (gate.change_taint(summary, decision.taint)?, of_devices)
             }
         };
+        let of_devices =
+            of_devices.map_or_else(String::new, |it| format!(", DeviceTaintRule {it}"));
         Ok(format!(
-            "node {node}: {}={} ({}), taint {} {tainted}",
+            "node {node}: {}={} ({}), taint {} {tainted}{of_devices}",
             arguments.condition, decision.status, decision.reason, arguments.taint
         ))
     }
@@ -573,6 +579,28 @@ impl Gate<'_> {
         self.client
             .patch(target, PatchKind::StrategicMerge, &patch)?;
         Ok(())
+    }
+
+    /// Changes the taint of the node's devices where the cluster has such taints; reports the result.
+    fn change_device_taint(&self, decision: &Decision) -> Result<Option<&'static str>, ApiError> {
+        if decision.taint == TaintChange::LeaveAsItIs {
+            return Ok(None);
+        }
+        let taint = DeviceTaint {
+            node: self.node,
+            key: &self.taint.key,
+            effect: &self.taint.effect,
+        };
+        let Some(version) = taint.version(self.client)? else {
+            return Ok(None);
+        };
+        if decision.taint == TaintChange::Add {
+            let node = self.client.get(Target::object(GET_NODE, self.node))?;
+            taint.put(self.client, version, &node, decision.reason)?;
+            return Ok(Some("applied"));
+        }
+        let was_there = taint.remove(self.client, version)?;
+        Ok(was_there.then_some("deleted"))
     }
 
     /// Writes annotation and taint in one request; reports the result for the taint.

@@ -1,6 +1,7 @@
 //! `gpu-validator kubernetes`: what a cluster runs on its GPU nodes.
 
 mod closure;
+mod device_taint;
 mod gate;
 mod health_watch;
 mod rbac;

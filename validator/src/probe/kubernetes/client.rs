@@ -85,12 +85,11 @@ impl<'a> Target<'a> {
 impl std::fmt::Display for Target<'_> {
     /// `get nodes a`, `list pods in namespace x`.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "{} {}",
-            self.request.verb,
-            self.request.resource_name()
-        )?;
+        let resource = match self.request.resource {
+            "" => format!("kinds of {}/{}", self.request.group, self.request.version),
+            _ => self.request.resource_name(),
+        };
+        write!(formatter, "{} {resource}", self.request.verb)?;
         if let Some(name) = self.name {
             write!(formatter, " {name}")?;
         }
@@ -108,13 +107,27 @@ pub(crate) enum PatchKind {
     Merge,
     /// Lists of Kubernetes' own types merge by their keys, conditions by `type`.
     StrategicMerge,
+    /// Server-side apply: creates the object where it is not there.
+    Apply,
 }
+
+/// The owner of the fields that a server-side apply writes.
+const FIELD_MANAGER: &str = "gpu-validator";
 
 impl PatchKind {
     fn content_type(self) -> &'static str {
         match self {
             Self::Merge => "application/merge-patch+json",
             Self::StrategicMerge => "application/strategic-merge-patch+json",
+            // JSON is YAML.
+            Self::Apply => "application/apply-patch+yaml",
+        }
+    }
+
+    fn query(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Merge | Self::StrategicMerge => &[],
+            Self::Apply => &[("fieldManager", FIELD_MANAGER), ("force", "true")],
         }
     }
 }
@@ -253,7 +266,7 @@ impl ApiClient {
     ) -> Result<Value, ApiError> {
         let request = self
             .http
-            .patch(self.url(target, &[]))
+            .patch(self.url(target, kind.query()))
             .header(CONTENT_TYPE, kind.content_type())
             .body(patch.to_string());
         let bytes = self.ask(target, request).map_err(|failure| failure.error)?;
@@ -269,6 +282,15 @@ impl ApiClient {
             .body(object.to_string());
         let bytes = self.ask(target, request).map_err(|failure| failure.error)?;
         parse(target, &bytes)
+    }
+
+    /// Deletes an object; `false` where it was not there.
+    pub(crate) fn delete(&self, target: Target<'_>) -> Result<bool, ApiError> {
+        match self.ask(target, self.http.delete(self.url(target, &[]))) {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.error.status == Some(404) => Ok(false),
+            Err(failure) => Err(failure.error),
+        }
     }
 
     /// Deletes all objects of a namespace that have the label.

@@ -14,7 +14,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use requests::{GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, Purpose, role_yaml};
+pub(crate) use requests::{
+    GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, Purpose, device_taint_rules, kinds_of_resource_group,
+    role_yaml,
+};
 
 use super::ProbeOptions;
 use crate::interrupt::Interrupt;

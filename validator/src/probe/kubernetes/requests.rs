@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 /// What a request is made for; each is granted by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Purpose {
-    /// `gpu-validator kubernetes gate`: condition, annotation and taint of the node
+    /// `gpu-validator kubernetes gate`: condition, annotation and taint of the node, taint of its
+    /// devices
     Gate,
     /// The checks that read the API server: node, runtime classes, `DaemonSets`
     Checks,
@@ -64,9 +65,45 @@ pub(crate) const LIST_DAEMON_SETS: ApiRequest = ApiRequest {
     subresource: "",
 };
 
-/// All requests, by what they are made for.
+/// The group of dynamic resource allocation.
+const RESOURCE_GROUP: &str = "resource.k8s.io";
+
+/// The kinds that a version of the group of dynamic resource allocation serves.
+pub(crate) const fn kinds_of_resource_group(version: &'static str) -> ApiRequest {
+    ApiRequest {
+        verb: "get",
+        group: RESOURCE_GROUP,
+        version,
+        resource: "",
+        subresource: "",
+    }
+}
+
+pub(crate) const fn device_taint_rules(verb: &'static str, version: &'static str) -> ApiRequest {
+    ApiRequest {
+        verb,
+        group: RESOURCE_GROUP,
+        version,
+        resource: "devicetaintrules",
+        subresource: "",
+    }
+}
+
+/// All requests, by what they are made for. The kinds of a version are left out: role
+/// system:discovery grants them to every account. RBAC knows no versions.
 pub(crate) const REQUESTS: &[(Purpose, &[ApiRequest])] = &[
-    (Purpose::Gate, &[GET_NODE, PATCH_NODE, PATCH_NODE_STATUS]),
+    (
+        Purpose::Gate,
+        &[
+            GET_NODE,
+            PATCH_NODE,
+            PATCH_NODE_STATUS,
+            // A server-side apply of an object that is not there needs `create` as well.
+            device_taint_rules("create", "v1"),
+            device_taint_rules("patch", "v1"),
+            device_taint_rules("delete", "v1"),
+        ],
+    ),
     (
         Purpose::Checks,
         &[GET_NODE, LIST_RUNTIME_CLASSES, LIST_DAEMON_SETS],
@@ -101,7 +138,9 @@ impl ApiRequest {
         if let Some(namespace) = namespace {
             let _ = write!(path, "/namespaces/{namespace}");
         }
-        let _ = write!(path, "/{}", self.resource);
+        if !self.resource.is_empty() {
+            let _ = write!(path, "/{}", self.resource);
+        }
         if let Some(name) = name {
             let _ = write!(path, "/{name}");
         }
@@ -182,13 +221,25 @@ mod tests {
                 None,
                 "/apis/node.k8s.io/v1/runtimeclasses",
             ),
+            (
+                kinds_of_resource_group("v1"),
+                None,
+                None,
+                "/apis/resource.k8s.io/v1",
+            ),
+            (
+                device_taint_rules("patch", "v1beta2"),
+                None,
+                Some("a"),
+                "/apis/resource.k8s.io/v1beta2/devicetaintrules/a",
+            ),
         ] {
             assert_eq!(request.path(namespace, name), path);
         }
     }
 
     #[test]
-    fn the_gate_may_do_three_things() {
+    fn the_gate_may_change_its_node_and_the_taint_of_its_devices() {
         assert_eq!(
             role_yaml(Purpose::Gate, "gpu-validator-gate", None),
             "apiVersion: rbac.authorization.k8s.io/v1
@@ -202,6 +253,9 @@ rules:
   - apiGroups: [\"\"]
     resources: [\"nodes/status\"]
     verbs: [\"patch\"]
+  - apiGroups: [\"resource.k8s.io\"]
+    resources: [\"devicetaintrules\"]
+    verbs: [\"create\", \"patch\", \"delete\"]
 "
         );
     }

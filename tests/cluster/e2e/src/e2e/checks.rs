@@ -316,7 +316,13 @@ impl Cluster<'_> {
 
 /// What a pod that sees all GPUs of the node would print.
 fn collect(node: &PreparedNode) -> anyhow::Result<Value> {
-    let output = validator(node, &["collect", "--level=standard", "--no-burn"]).output()?;
+    let mut command = Command::new(workspace::target().join("debug/gpu-validator"));
+    workspace::without_cargos_library_path(&mut command);
+    command
+        .args(["collect", "--level=standard", "--no-burn", "--sysroot"])
+        .arg(node.sysroot());
+    node.apply_environment(&mut command);
+    let output = command.output()?;
     serde_json::from_slice(&output.stdout).with_context(|| {
         format!(
             "gpu-validator collect printed no facts: {}",

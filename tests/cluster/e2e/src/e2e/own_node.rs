@@ -11,9 +11,9 @@ use super::{GATE, POLICY_DEADLINE, SYSTEM, TAINT, gate_token, step};
 use kubernetes_tasks::kubectl::Kubectl;
 
 /// The node of the gate whose token is used.
-const OWN: &str = "other";
+pub(super) const OWN: &str = "other";
 /// A node of another gate.
-const FOREIGN: &str = "healthy";
+pub(super) const FOREIGN: &str = "healthy";
 
 /// One request that must be refused.
 struct Refused {

@@ -115,6 +115,9 @@ impl Server {
                 "--authorization-mode=RBAC",
                 "--service-cluster-ip-range=10.0.0.0/24",
                 "--allow-privileged=true",
+                // The only version of the kind DeviceTaintRule that this Kubernetes has.
+                "--runtime-config=resource.k8s.io/v1alpha3=true",
+                "--feature-gates=DRADeviceTaints=true",
             ]);
         self.spawn("kube-apiserver", command)
     }
