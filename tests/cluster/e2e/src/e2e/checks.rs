@@ -2,6 +2,7 @@
 //! wrong in each way.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -13,6 +14,7 @@ use super::ran::validator;
 use super::server::{CHECKS_TOKEN, CHECKS_USER, Server};
 use super::{JOBS, step};
 use harness::simulate::{PreparedNode, Simulator};
+use xtask::workspace;
 
 /// A simulated node with one GPU and one with eight.
 const ONE_GPU: &str = "h200x1";

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
+use simulator::change::change_node;
 use simulator::faults::{SentinelExpectation, SentinelState};
-use simulator::node::{NodeChange, change_node};
+use simulator::resolve::NodeChange;
 use simulator::{Catalogue, PreparedNode};
 
 /// Limit of each wait, for a loaded machine: yields are milliseconds.
