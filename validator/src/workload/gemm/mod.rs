@@ -8,10 +8,14 @@ pub(crate) mod kernels;
 mod localize;
 pub(crate) mod operand;
 pub(crate) mod operand_proof;
+mod product;
 mod proof;
+mod reference;
 mod report;
 mod shape;
+mod sizing;
 mod strip;
 pub(crate) mod sweep;
+mod trial;
 
 pub(crate) mod worker;

@@ -13,7 +13,11 @@ use super::cublaslt;
 use super::images::{Family, Image};
 use super::kernels::{Gemm, Support, families, operand_type};
 use super::operand_proof::prove_copies;
-use super::sweep::{BurningGpu, Moment, Sweeps, Trial, choose_layout, run, try_out};
+use super::product::GemmGpu;
+use super::shape::Layout;
+use super::sizing::{Pace, choose_layout};
+use super::sweep::{Progress, Sweep, Sweeps};
+use super::trial::{Trial, try_out};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module,
 };
@@ -62,6 +66,8 @@ const ALLOCATIONS_MAXIMUM: u32 = 25;
 /// What cuBLASLt may use besides: what NVIDIA recommends for Hopper, and more than others need.
 // Source: cuBLAS documentation, cublasSetWorkspace.
 const WORKSPACE_BYTES: u64 = 32 << 20;
+/// Interval between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// How long each of two engines is tried.
 const TRIAL: Duration = Duration::from_secs(1);
 /// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the
@@ -182,13 +188,12 @@ impl<'t> Worker<'t> {
         let arena = self.allocate(context, task.memory)?;
         self.reporter.step("copying to the GPU and back");
         self.run.copies = prove_copies(&support, &arena)?;
-        let stop = Arc::clone(&self.stop);
-        let burning = BurningGpu {
+        let burning = Rc::new(GemmGpu {
             context,
-            support: &support,
-            arena: &arena,
-            stop: &stop,
-        };
+            support,
+            arena,
+            stop: Arc::clone(&self.stop),
+        });
         let precisions = self.precisions_for(task, capability);
         let mut share_s = task.seconds;
         #[expect(clippy::cast_precision_loss, reason = "at most seven")]
@@ -211,7 +216,7 @@ impl<'t> Worker<'t> {
             self.burn_precision(&burning, device, &engines, *precision, task, share_s)?;
         }
         let stopped = Instant::now();
-        drop(arena);
+        drop(burning);
         drop(workspace);
         drop(library);
         drop(module);
@@ -342,9 +347,9 @@ impl<'t> Worker<'t> {
     }
 
     /// Multiplies in one precision, by the engine that is requested or that is better.
-    fn burn_precision(
+    fn burn_precision<'c, 'a>(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
+        gpu: &Rc<GemmGpu<'c, 'a>>,
         device: &Device<'_>,
         engines: &Engines<'_>,
         precision: Precision,
@@ -354,35 +359,33 @@ impl<'t> Worker<'t> {
         let operand = operand_type(precision);
         let loaded = self.kernels(gpu, device, precision)?;
         let kernels = match &loaded {
-            Some((family, module, _)) => Gemm::of(module, *family, operand, device)?,
+            Some((family, module, _)) => Gemm::of(module, *family, operand, device)?.map(Rc::new),
             None => None,
         };
         let library = engines
             .library
-            .map(|library| Gemm::by_cublaslt(library, operand, engines.workspace));
+            .map(|library| Rc::new(Gemm::by_cublaslt(library, operand, engines.workspace)));
         let asked = Sweeps {
             duration: Duration::try_from_secs_f64(share_s).unwrap_or_default(),
             seed: task.seed,
             inject: task.inject,
+            pace: Pace::BURN,
         };
-        let Some(chosen) =
-            self.choose(gpu, [kernels.as_ref(), library.as_ref()], precision, task)?
-        else {
+        let offered = [kernels.as_deref(), library.as_deref()];
+        let Some(chosen) = self.choose(gpu, offered, precision, task)? else {
             return Ok(());
         };
         if gpu.shall_stop() {
             return Ok(());
         }
         let (engine, both) = match (chosen.engine, &loaded, engines.library) {
-            (EngineChoice::Cublaslt, _, Some(found)) => {
-                (by_library(found), (library.as_ref(), kernels.as_ref()))
-            }
+            (EngineChoice::Cublaslt, _, Some(found)) => (by_library(found), (library, kernels)),
             (_, Some((family, _, image)), _) => {
                 let note = format!("kernels {} as {image}", family.name());
                 if !self.run.notes.contains(&note) {
                     self.run.notes.push(note);
                 }
-                (by_kernels(*family), (kernels.as_ref(), library.as_ref()))
+                (by_kernels(*family), (kernels, library))
             }
             _ => return Ok(()),
         };
@@ -401,7 +404,7 @@ impl<'t> Worker<'t> {
     /// The fastest embedded kernels of this precision that the driver takes.
     fn kernels<'c, 'a>(
         &mut self,
-        gpu: &BurningGpu<'_, '_, 'c, 'a>,
+        gpu: &GemmGpu<'c, 'a>,
         device: &Device<'_>,
         precision: Precision,
     ) -> Result<Option<(Family, Module<'c, 'a>, Image)>, WorkerEnd> {
@@ -424,8 +427,8 @@ impl<'t> Worker<'t> {
     /// noted.
     fn choose(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        [kernels, library]: [Option<&Gemm<'_, '_, '_>>; 2],
+        gpu: &GemmGpu<'_, '_>,
+        [kernels, library]: [Option<&Gemm<'_, '_>>; 2],
         precision: Precision,
         task: &BurnTask,
     ) -> Result<Option<Chosen>, WorkerEnd> {
@@ -443,7 +446,7 @@ impl<'t> Worker<'t> {
         self.reporter.step(&format!("sizing {precision} products"));
         for (gemm, engine) in in_order {
             let layout = match gemm {
-                Some(gemm) => choose_layout(gpu, gemm)?,
+                Some(gemm) => choose_layout(gpu, gemm, Pace::BURN)?,
                 None => None,
             };
             if let Some(layout) = layout {
@@ -469,13 +472,13 @@ impl<'t> Worker<'t> {
     /// Tries both engines for a second each. `None` where one of them cannot multiply.
     fn better(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        engines: [&Gemm<'_, '_, '_>; 2],
+        gpu: &GemmGpu<'_, '_>,
+        engines: [&Gemm<'_, '_>; 2],
         precision: Precision,
         task: &BurnTask,
     ) -> Result<Option<Chosen>, WorkerEnd> {
         self.reporter.step(&format!("sizing {precision} products"));
-        let [kernels, library] = engines.map(|gemm| choose_layout(gpu, gemm));
+        let [kernels, library] = engines.map(|gemm| choose_layout(gpu, gemm, Pace::BURN));
         let (Some(kernels), Some(library)) = (kernels?, library?) else {
             return Ok(None);
         };
@@ -526,48 +529,70 @@ impl<'t> Worker<'t> {
         Ok(Some(Chosen { engine, layout }))
     }
 
-    fn sweep(
+    fn sweep<'c, 'a>(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        engines: (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
-        layout: (super::shape::Layout, f64),
+        gpu: &Rc<GemmGpu<'c, 'a>>,
+        engines: (Rc<Gemm<'c, 'a>>, Option<Rc<Gemm<'c, 'a>>>),
+        layout: (Layout, f64),
         asked: Sweeps,
         mut products: PrecisionRun,
     ) -> Result<(), WorkerEnd> {
-        let (burned_before_s, stood_before_s) = (self.run.measured_s, self.run.stood_still_s);
-        let (injected_before, found_before) = (self.run.injected, self.injected_found);
+        let before = SweptBefore {
+            burned_s: self.run.measured_s,
+            stood_s: self.run.stood_still_s,
+            injected: self.run.injected,
+            found: self.injected_found,
+        };
         self.run.precisions.push(products.clone());
-        let result = run(gpu, engines, layout, asked, &mut products, &mut |moment| {
+        let sweep = Sweep::new(gpu, engines, layout, asked, &mut products)?;
+        let swept = sweep.map_or(Ok(()), |sweep| self.follow(sweep, &before, &mut products));
+        if let Some(last) = self.run.precisions.last_mut() {
+            *last = products;
+        }
+        swept
+    }
+
+    /// Steps the products to their end, and reports twice a second.
+    fn follow(
+        &mut self,
+        mut sweep: Sweep<'_, '_>,
+        before: &SweptBefore,
+        products: &mut PrecisionRun,
+    ) -> Result<(), WorkerEnd> {
+        let mut reported: Option<Instant> = None;
+        let mut is_swept = false;
+        loop {
+            let progress = sweep.step(products)?;
+            if progress == Progress::Done {
+                return Ok(());
+            }
+            let Some(moment) = sweep.moment(products).filter(|_| !is_swept) else {
+                continue;
+            };
+            is_swept = progress == Progress::Swept;
             if self.run.start_to_load_ms <= 0.0 {
                 let since_load = moment.elapsed + moment.stood_still;
                 let to_load = self.elapsed().saturating_sub(since_load);
                 self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
             }
-            self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
-            self.run.stood_still_s = stood_before_s + moment.stood_still.as_secs_f64();
-            self.run.injected = injected_before + moment.injected;
-            self.injected_found = found_before + moment.injected_found;
-            if moment.is_due {
-                self.listen(&moment);
+            self.run.measured_s = before.burned_s + moment.elapsed.as_secs_f64();
+            self.run.stood_still_s = before.stood_s + moment.stood_still.as_secs_f64();
+            self.run.injected = before.injected + moment.injected;
+            self.injected_found = before.found + moment.injected_found;
+            if is_swept || reported.is_none_or(|it| it.elapsed() >= REPORT_INTERVAL) {
+                reported = Some(Instant::now());
+                if let Some(last) = self.run.precisions.last_mut() {
+                    last.clone_from(products);
+                }
+                self.run.memory_used_bytes =
+                    self.run.memory_used_bytes.max(moment.memory_used_bytes);
+                self.tell();
             }
-            if moment.is_last {
+            if is_swept {
                 // On a host with little time for this process that takes longer than reports may.
                 self.reporter.step("comparing rows with the host's");
             }
-            !self.stop.load(Ordering::Relaxed)
-        });
-        if let Some(last) = self.run.precisions.last_mut() {
-            *last = products;
         }
-        Ok(result?)
-    }
-
-    fn listen(&mut self, moment: &Moment<'_>) {
-        if let Some(last) = self.run.precisions.last_mut() {
-            last.clone_from(moment.run);
-        }
-        self.run.memory_used_bytes = self.run.memory_used_bytes.max(moment.memory_used_bytes);
-        self.tell();
     }
 
     /// The run's engine is that of its first precision; kernels of further families are added to
@@ -601,6 +626,14 @@ fn by_library(library: &Cublaslt) -> BurnEngine {
     }
 }
 
+/// The state of the run before the products of a precision.
+struct SweptBefore {
+    burned_s: f64,
+    stood_s: f64,
+    injected: u64,
+    found: u64,
+}
+
 /// What there is besides the embedded kernels.
 struct Engines<'l> {
     library: Option<&'l Rc<Cublaslt>>,
@@ -611,7 +644,7 @@ struct Engines<'l> {
 /// Who multiplies, and how large.
 struct Chosen {
     engine: EngineChoice,
-    layout: (super::shape::Layout, f64),
+    layout: (Layout, f64),
 }
 
 /// The better of two engines, and by what. The embedded kernels need nothing but the driver, so
