@@ -67,6 +67,7 @@ pub(crate) enum OnForeignProcess {
 pub(crate) enum Task {
     Check(check::CheckTask),
     Memory(memory::MemoryTask),
+    Gemm(gemm::rotation::GemmTask),
     Allocation(allocation::AllocationTask),
     Reserve(reserve::ReserveTask),
 }
@@ -77,6 +78,7 @@ impl Task {
         match self {
             Self::Check(_) => "check",
             Self::Memory(_) => "memory",
+            Self::Gemm(_) => "gemm",
             Self::Allocation(_) => ALLOCATION,
             Self::Reserve(_) => "reserve",
         }
@@ -124,6 +126,11 @@ pub(crate) trait Prepared {
     /// A part of the work that takes some 10 ms at most, so that a stop is not delayed. Results go
     /// to `run`.
     fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd>;
+
+    /// Awaits what steps have left under way on the GPU. No step follows.
+    fn settle(&mut self, _run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
+        Ok(())
+    }
 
     /// Notes what is known only at the end, and frees everything.
     fn finish(self, run: &mut WorkloadRun) -> Result<(), WorkerEnd>;

@@ -54,6 +54,7 @@ pub(crate) fn run_worker(
         match &assignment.task {
             Task::Check(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Memory(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Gemm(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Reserve(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Allocation(task) => work(task, &gpus, &assignment, start, &mut run),
         }
@@ -150,6 +151,7 @@ fn work<W: Workload>(
     if let Some(end) = failure {
         return Err(end);
     }
+    prepared.settle(run)?;
     reporter.step("freeing memory");
     prepared.finish(run)?;
     drop(watch);

@@ -419,6 +419,29 @@ pub struct PrecisionRun {
     pub examples: Vec<ElementMismatch>,
 }
 
+impl PrecisionRun {
+    /// Products of which none has ended.
+    pub fn empty(precision: Precision, kernels: &str) -> Self {
+        Self {
+            precision,
+            kernels: kernels.to_owned(),
+            engine: None,
+            m: 0,
+            n: 0,
+            k: 0,
+            products: 0,
+            products_verified: 0,
+            gpu_time_s: 0.0,
+            tflops: 0.0,
+            tflops_intervals: Vec::new(),
+            reference: ReferenceProof::default(),
+            mismatches: 0,
+            nonfinite: 0,
+            examples: Vec::new(),
+        }
+    }
+}
+
 /// How it is known that the reference product is right, apart from the path that is tested.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

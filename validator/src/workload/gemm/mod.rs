@@ -1,6 +1,7 @@
 //! Verified matrix products: with nothing but the driver by the kernels of `KERNELS.md`, or by
 //! cuBLASLt, and what the host does around them.
 
+mod arena;
 pub(crate) mod cublaslt;
 pub(crate) mod images;
 mod intervals;
@@ -12,6 +13,7 @@ mod product;
 mod proof;
 mod reference;
 mod report;
+pub(crate) mod rotation;
 mod shape;
 mod sizing;
 mod strip;

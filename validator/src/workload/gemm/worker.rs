@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use validator_core::plan::EngineChoice;
 
-use super::cublaslt;
-use super::images::{Family, Image};
+use super::images::{Family, Image, no_kernels};
 use super::kernels::{Gemm, Support, families, operand_type};
 use super::operand_proof::prove_copies;
 use super::product::GemmGpu;
@@ -18,9 +17,8 @@ use super::shape::Layout;
 use super::sizing::{Pace, choose_layout};
 use super::sweep::{Progress, Sweep, Sweeps};
 use super::trial::{Trial, try_out};
-use crate::cuda::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module,
-};
+use super::{arena, cublaslt};
+use crate::cuda::{Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module};
 use crate::plan::MemoryShare;
 use crate::probe::PowerKind;
 use crate::probe::with_power_meter;
@@ -31,9 +29,7 @@ use crate::workload::WorkerGpu;
 use crate::workload::check::check;
 use crate::workload::contention::{ROOM_BYTES, busy_if_others_came};
 use crate::workload::start::{FIRST_USE_OF_CONTEXT, device_with, exited, retry_with_all_nodes};
-use validator_core::facts::{
-    BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
-};
+use validator_core::facts::{BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, WorkerEnd};
 
 /// The assignment of one worker, as its command line carries it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,10 +55,6 @@ pub(crate) struct BurnTask {
 /// The step in which engines are tried.
 pub(crate) const TRYING_ENGINES: &str = "trying both engines";
 
-/// What is taken less at a time when memory is short.
-const SHRINK_BYTES: u64 = 64 << 20;
-/// Attempts to get memory, each 2 % smaller.
-const ALLOCATIONS_MAXIMUM: u32 = 25;
 /// What cuBLASLt may use besides: what NVIDIA recommends for Hopper, and more than others need.
 // Source: cuBLAS documentation, cublasSetWorkspace.
 const WORKSPACE_BYTES: u64 = 32 << 20;
@@ -296,30 +288,9 @@ impl<'t> Worker<'t> {
     ) -> Result<DeviceMemory<'c, 'a>, WorkerEnd> {
         let (free, _) = context.memory_bytes()?;
         self.run.memory_free_bytes = free;
-        let asked = share.of(free);
-        // On a GPU without any free memory a byte is requested, so that the driver returns its
-        // error.
-        let mut bytes = asked.min(free).max(1);
-        for _ in 0..ALLOCATIONS_MAXIMUM {
-            match context.allocate(bytes) {
-                Ok(memory) => {
-                    if bytes < asked {
-                        self.run.notes.push(format!(
-                            "{asked} bytes of memory were asked for, the driver gave {bytes}"
-                        ));
-                    }
-                    return Ok(memory);
-                }
-                Err(CudaFailure::Status {
-                    code: CUDA_ERROR_OUT_OF_MEMORY,
-                    ..
-                }) if bytes > SHRINK_BYTES => {
-                    bytes -= (bytes / 50).max(SHRINK_BYTES).min(bytes / 2);
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-        Ok(context.allocate(bytes)?)
+        let arena = arena::allocate(context, share, free)?;
+        self.run.notes.extend(arena.note);
+        Ok(arena.memory)
     }
 
     /// cuBLASLt, where it is wanted and works.
@@ -394,7 +365,7 @@ impl<'t> Worker<'t> {
             self.reporter.step(&format!("{precision} products"));
             let products = PrecisionRun {
                 engine: Some(engine),
-                ..empty_products(precision, first.kernels_name())
+                ..PrecisionRun::empty(precision, first.kernels_name())
             };
             self.sweep(gpu, (first, second), chosen.layout, asked, products)?;
         }
@@ -684,30 +655,6 @@ fn power_text(kind: Option<PowerKind>, readings: u32) -> String {
         ),
         None => "power could not be read".to_owned(),
     }
-}
-
-fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
-    PrecisionRun {
-        precision,
-        kernels: kernels.to_owned(),
-        engine: None,
-        m: 0,
-        n: 0,
-        k: 0,
-        products: 0,
-        products_verified: 0,
-        gpu_time_s: 0.0,
-        tflops: 0.0,
-        tflops_intervals: Vec::new(),
-        reference: ReferenceProof::default(),
-        mismatches: 0,
-        nonfinite: 0,
-        examples: Vec::new(),
-    }
-}
-
-fn no_kernels((major, minor): (u32, u32)) -> String {
-    format!("the driver takes none of the embedded kernels for compute capability {major}.{minor}")
 }
 
 #[cfg(test)]
