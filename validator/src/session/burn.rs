@@ -17,15 +17,18 @@ use crate::interrupt::Interrupt;
 use crate::plan::{BurnOptions, BurnProgress};
 use crate::probe::ProbeOptions;
 use crate::worker::process::worker_program;
-use crate::workload::gemm::worker::BurnTask;
+use crate::workload::gemm::burn::BurnTask;
+use crate::workload::{Assignment, OnForeignProcess, Task};
 use validator_core::facts::{
-    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Reading, WorkerEnd, XidOfOthers,
+    BurnPlan, BurnRun, Facts, GpuFacts, KernelRun, Reading, RequestedWork, WorkerEnd, XidOfOthers,
 };
 use validator_core::kernel_log_events::{KernelEvent, events};
 use validator_core::queries::is_hidden;
 use validator_core::worker_id::WorkerId;
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+/// JSON has no infinity.
+const UNLIMITED_SECONDS: f64 = 1e9;
 
 /// Burns the requested GPUs, all in parallel, and puts the results into `facts.load`.
 ///
@@ -191,22 +194,32 @@ pub(crate) fn is_named(gpu: &GpuFacts, name: &str) -> bool {
 }
 
 /// The assignment of this GPU's worker.
-pub(super) fn task_for(
+pub(super) fn assignment_for(
     options: &BurnOptions,
     (uuid, gpu): (&str, &GpuFacts),
     seed: u64,
     check_kernel: bool,
-) -> Result<BurnTask, String> {
-    Ok(BurnTask {
-        device: device_to_use(gpu, uuid)?.to_owned(),
-        seconds: options.duration.as_secs_f64(),
-        precisions: options.precisions.clone(),
+) -> Result<Assignment, String> {
+    Ok(Assignment {
+        id: burn_id(uuid),
+        devices: vec![device_to_use(gpu, uuid)?.to_owned()],
         memory: options.memory,
-        inject: options.inject,
-        seed,
-        engine: options.engine,
-        standby: true,
-        check_kernel,
+        // One pass over its precisions, which keep to the burn's time themselves: suspended time
+        // does not count.
+        requested: RequestedWork {
+            seconds: UNLIMITED_SECONDS,
+            passes: Some(1),
+        },
+        on_foreign_process: OnForeignProcess::ReadOnRefusal,
+        stands_by: true,
+        task: Task::Burn(BurnTask {
+            seconds: options.duration.as_secs_f64(),
+            precisions: options.precisions.clone(),
+            inject: options.inject,
+            seed,
+            engine: options.engine,
+            check_kernel,
+        }),
     })
 }
 
@@ -221,8 +234,8 @@ fn worker_of(
     if let Some(worker) = standby.take_worker(id) {
         return Ok(worker);
     }
-    let task = task_for(options, (uuid, gpu), standby.seed, false)?;
-    BurnProcess::start(&task, probe, (id, gpu), interrupt, &standby.state)
+    let assignment = assignment_for(options, (uuid, gpu), standby.seed, false)?;
+    BurnProcess::start(&assignment, probe, gpu, interrupt, &standby.state)
 }
 
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is

@@ -103,6 +103,10 @@ pub struct MeasuredWork {
     pub seconds: f64,
     /// From the start of the process to the first step, in milliseconds.
     pub start_ms: f64,
+    /// From the last step to freed memory and contexts, in milliseconds; `None` where the worker
+    /// did not get there, or was one of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_ms: Option<f64>,
     pub passes: u64,
     /// Bytes of which every one was compared at least once with each of its values.
     pub bytes_verified: u64,

@@ -226,7 +226,8 @@ impl Status {
 
 impl Status {
     fn coverage_metrics(&self, page: &mut String) {
-        let families: [(&str, &str, fn(&VerifiedProducts) -> f64); 2] = [
+        type Value = fn(&VerifiedProducts) -> f64;
+        let families: [(&str, &str, Value); 2] = [
             (
                 "verified_products_total",
                 "Products of this precision whose every element was compared.",

@@ -2,6 +2,7 @@
 //! cuBLASLt, and what the host does around them.
 
 mod arena;
+pub(crate) mod burn;
 pub(crate) mod cublaslt;
 pub(crate) mod images;
 mod intervals;
@@ -19,5 +20,3 @@ mod sizing;
 mod strip;
 pub(crate) mod sweep;
 mod trial;
-
-pub(crate) mod worker;

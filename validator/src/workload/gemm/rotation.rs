@@ -211,7 +211,7 @@ struct Turn<'g> {
     is_announced: bool,
 }
 
-impl<'g> PreparedGemm<'g> {
+impl PreparedGemm<'_> {
     /// Begins the turn of the precision that was verified least.
     fn begin_turn(&mut self) -> Result<(), WorkerEnd> {
         let next = least_covered(&self.detail.coverage);

@@ -67,8 +67,8 @@ pub(crate) fn choose_layout(
         // The first launch of a kernel also loads it.
         for _ in 0..2 {
             begin.record()?;
-            let place = (layout.reference, None);
-            gemm.multiply(&operands, gpu.arena.address(), &layout, place, None)?;
+            let result = (layout.reference, None);
+            gemm.multiply(&operands, gpu.arena.address(), &layout, result, None)?;
             end.record()?;
             end.wait()?;
             product_s = product_s.min(end.seconds_since(&begin)?);
