@@ -83,18 +83,29 @@ impl Worker {
             "cublaslt"
         };
         let device = node.state().scenario().gpus[0].uuid.clone();
-        let task = json!({
-            "device": device,
+        let burn = json!({
             "seconds": 600.0,
             "precisions": [precision],
-            "memory": {"bytes": memory},
             "inject": 0,
             "seed": 20_261_120,
             "engine": engine,
         });
+        let assignment = json!({
+            "id": {"workload": "burn", "gpus": [device], "ordinal": 0},
+            "devices": [device],
+            "memory": {"bytes": memory},
+            "requested": {"seconds": 1e9, "passes": 1},
+            "on_foreign_process": "read_on_refusal",
+            "task": {"burn": burn},
+        });
         let mut child = node
             .validator()
-            .args(["worker", "burn", "--task", &task.to_string()])
+            .args([
+                "worker",
+                "workload",
+                "--assignment",
+                &assignment.to_string(),
+            ])
             .env("CUDA_VISIBLE_DEVICES", device)
             .stdout(Stdio::piped())
             .spawn()
@@ -124,9 +135,10 @@ impl Worker {
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .filter_map(|message| Some(message.get("field")?["value"].clone()));
         let run = runs.next().expect("it told of its run");
-        assert_eq!(run["end"], "finished", "{run}");
-        assert_eq!(run["precisions"].as_array().map(Vec::len), Some(1), "{run}");
-        run["precisions"][0].clone()
+        assert_eq!(run["end"]["value"], "finished", "{run}");
+        let precisions = &run["detail"]["burn"]["precisions"];
+        assert_eq!(precisions.as_array().map(Vec::len), Some(1), "{run}");
+        precisions[0].clone()
     }
 }
 

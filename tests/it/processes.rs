@@ -57,7 +57,12 @@ pub(crate) fn workers_of(parent: u32) -> Vec<Worker> {
     let workers = pids.filter(is_child).filter_map(|pid| {
         let arguments = arguments(pid);
         let at = arguments.iter().position(|it| it == "worker")?;
-        let task = arguments.get(at + 1)?.clone();
+        let burns = |it: &String| it.contains(r#""task":{"burn":"#);
+        let task = match arguments.get(at + 1)?.as_str() {
+            "workload" if arguments.iter().any(burns) => "burn",
+            task => task,
+        };
+        let task = task.to_owned();
         Some(Worker {
             pid,
             task,

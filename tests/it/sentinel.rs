@@ -553,6 +553,158 @@ fn a_wrong_number_at_work_ends_the_work_on_that_gpu_alone() {
     assert_eq!(sentinel.interrupt().0, 1);
 }
 
+/// Products that a GPU verified, by precision.
+fn verified_products(gpu: &Value) -> Vec<(String, u64)> {
+    let coverage = gpu["coverage"].as_object();
+    let products = |(precision, it): (&String, &Value)| {
+        let products = it["products"].as_u64().expect("a number");
+        (precision.clone(), products)
+    };
+    coverage.map_or_else(Vec::new, |it| it.iter().map(products).collect())
+}
+
+fn total(products: &[(String, u64)]) -> u64 {
+    products.iter().map(|(_, count)| count).sum()
+}
+
+#[test]
+fn products_cover_every_precision_and_the_coverage_outlives_a_yield() {
+    let node = Node::healthy("h200x1");
+    let metrics = node.out.path("sentinel.prom");
+    let arguments = [
+        "--workload",
+        "gemm",
+        "--metrics-file",
+        metrics.to_str().expect("text"),
+    ];
+    let mut sentinel = Sentinel::start(&node, &arguments);
+    sentinel.until(0, "working");
+    assert!(sentinel.memory_used(0) >= 4 * MIB);
+    eventually("verified products", || {
+        total(&verified_products(&sentinel.gpu(0))) > 0
+    });
+    let state = node.state();
+    let newcomer = Newcomer::with_context(&state, 0);
+    sentinel.until(0, "away");
+    assert_eq!(sentinel.memory_used(0), 0);
+    let before = verified_products(&sentinel.gpu(0));
+    assert_eq!(before.len(), 7, "{before:?}");
+    drop(newcomer);
+    sentinel.until(0, "working");
+    // Counted on by the next worker, which goes on with the precisions that have not had their
+    // turn.
+    eventually("products of every precision", || {
+        let now = verified_products(&sentinel.gpu(0));
+        now.iter().all(|(_, count)| *count > 0) && total(&now) > total(&before)
+    });
+    let gpu = sentinel.gpu(0);
+    assert_eq!(gpu["mismatches"], 0, "{gpu}");
+    assert!(gpu["finding"].is_null(), "{gpu}");
+    assert!(gpu["bytes_verified"].as_u64() > Some(0));
+    let (_, text, _) = ask(&node, &["status"]);
+    assert!(
+        text.contains("precisions verified: 7 of 7: fp64 "),
+        "{text}"
+    );
+    eventually("the metrics", || {
+        let metrics = std::fs::read_to_string(&metrics).unwrap_or_default();
+        let of_bf16 = "gpu_validator_sentinel_verified_products_total{";
+        let mut lines = metrics.lines().filter(|it| it.starts_with(of_bf16));
+        lines.any(|it| it.contains("precision=\"bf16\"}") && !it.ends_with(" 0"))
+    });
+    assert_eq!(sentinel.interrupt().0, 0);
+    let (code, _, stderr) = said(&mut command(
+        &node,
+        &["--workload", "gemm", "--memory", "1MiB"],
+    ));
+    assert_eq!(code, 3);
+    assert!(stderr.contains("workload gemm needs 4MiB"), "{stderr}");
+}
+
+/// An open of `nvidia-uvm` names no GPU: the worker frees its memory, keeps its context, and
+/// multiplies again.
+#[test]
+fn products_fall_silent_for_an_alarm_and_go_on() {
+    let node = Node::healthy("h200x1");
+    let mut sentinel = Sentinel::start(&node, &["--workload", "gemm"]);
+    sentinel.until(0, "working");
+    eventually("verified products", || {
+        total(&verified_products(&sentinel.gpu(0))) > 0
+    });
+    let path = node.sysroot().join("sys/module/nvidia_uvm/refcnt");
+    std::fs::write(&path, "3\n").expect("written");
+    sentinel.until(0, "yielding");
+    eventually("freed memory", || sentinel.memory_used(0) == 0);
+    assert!(sentinel.gpu(0)["pid"].is_u64(), "the context is kept");
+    let before = total(&verified_products(&sentinel.gpu(0)));
+    sentinel.until(0, "working");
+    eventually("more products", || {
+        total(&verified_products(&sentinel.gpu(0))) > before
+    });
+    let gpu = sentinel.gpu(0);
+    assert_eq!((&gpu["starts"], &gpu["mismatches"]), (&1.into(), &0.into()));
+    assert_eq!(sentinel.interrupt().0, 0);
+}
+
+/// They were right until then.
+#[test]
+fn a_wrong_product_or_check_kernel_ends_the_work_on_that_gpu_alone() {
+    for (workload, fault, text) in [
+        (
+            "gemm",
+            "{kind: element, kernel: gemm}",
+            "blocks of results are wrong",
+        ),
+        (
+            "check",
+            "{kind: element, element: 12, kernel: check}",
+            "values differ from the expected ones",
+        ),
+    ] {
+        let node = Node::healthy("h100-pcie-2");
+        let mut sentinel = Sentinel::start(&node, &["--workload", workload]);
+        for gpu in 0..2 {
+            sentinel.until(gpu, "working");
+        }
+        eventually("verified results", || {
+            sentinel.gpu(1)["bytes_verified"].as_u64() > Some(0)
+        });
+        assert!(sentinel.gpu(1)["finding"].is_null());
+        change(&node, false, &[&format!("gpus.1.wrong_results={fault}")]);
+        sentinel.until(1, "ill");
+        eventually("the end of its worker", || sentinel.gpu(1)["pid"].is_null());
+        let gpu = sentinel.gpu(1);
+        let finding = gpu["finding"].as_str().expect("a finding");
+        assert!(finding.contains(text), "{finding}");
+        assert!(gpu["mismatches"].as_u64() > Some(0), "{gpu}");
+        assert_eq!(sentinel.memory_used(1), 0);
+        assert_eq!(sentinel.state(0), "working");
+        assert_eq!(sentinel.interrupt().0, 1);
+    }
+}
+
+#[test]
+fn the_check_kernel_runs_each_second_and_yields() {
+    let node = Node::healthy("h200x1");
+    let mut sentinel = Sentinel::start(&node, &["--workload", "check"]);
+    sentinel.until(0, "working");
+    eventually("three passes", || {
+        sentinel.gpu(0)["passes"].as_u64() >= Some(3)
+    });
+    let (passes, launches) = (sentinel.gpu(0)["passes"].clone(), sentinel.launches(0));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(
+        sentinel.launches(0) <= launches + 2,
+        "{passes} passes, and {} launches more",
+        sentinel.launches(0) - launches
+    );
+    let state = node.state();
+    let _newcomer = Newcomer::with_context(&state, 0);
+    sentinel.until(0, "away");
+    assert_eq!(sentinel.memory_used(0), 0);
+    assert_eq!(sentinel.interrupt().0, 0);
+}
+
 #[test]
 fn a_gpu_that_is_lost_at_work_is_left_alone() {
     let node = Node::healthy("h200x1");

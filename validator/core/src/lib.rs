@@ -65,6 +65,7 @@ pub mod test_machine;
 pub mod visible_devices;
 mod words;
 pub mod worker_id;
+pub mod wrong_products;
 
 pub use checks::ALL as CHECKS;
 pub use judge::{check_ids, judge};

@@ -10,11 +10,14 @@ use super::burn_options::BurnMemory;
 use super::run::{probe_options, stop_on_signals};
 use super::simulated_ok;
 use super::terminal::{to_stderr, to_stdout};
+use crate::plan::MemoryShare;
 use crate::probe::ProbeOptions;
 use crate::runtime_folder;
 use crate::sentinel_requests::{self, Named};
 use crate::session::sentinel::{SentinelGpu, SentinelOptions};
 use crate::workload::Task;
+use crate::workload::check::CheckTask;
+use crate::workload::gemm::rotation::GemmTask;
 use crate::workload::memory::MemoryTask;
 use crate::workload::reserve::ReserveTask;
 use validator_core::facts::Reading;
@@ -28,6 +31,8 @@ use validator_core::sentinel::status::Status;
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// Time in which the sentinel frees the GPUs for `pause --wait`, before that fails.
 const PAUSE_PATIENCE: Duration = Duration::from_secs(10);
+/// From one check kernel to the next.
+const CHECK_INTERVAL_S: f64 = 1.0;
 
 /// Work idle GPUs with verified computations, and yield them at once to other processes
 ///
@@ -47,7 +52,8 @@ pub(crate) struct Arguments {
         env = "GPU_VALIDATOR_SENTINEL_WORKLOAD"
     )]
     workload: SentinelWorkload,
-    /// Memory that a worker holds, of what is free: 88%, 2GiB
+    /// Memory that a worker holds, of what is free: 88%, 2GiB; the check kernel needs no more than a
+    /// few MiB and takes no more
     #[arg(
         long,
         value_name = "SIZE",
@@ -142,6 +148,10 @@ enum SentinelWorkload {
     /// Write a pattern and its inverse to the memory and compare every word, again and again
     #[default]
     Memory,
+    /// Multiply matrices in every precision of the GPU in turn, and compare every element
+    Gemm,
+    /// Run the check kernel each second and compare every word; it takes little memory and power
+    Check,
     /// Hold the memory and compute nothing
     Reserve,
 }
@@ -176,12 +186,7 @@ fn work(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             quiet: arguments.quiet,
             starts_an_hour: usize::try_from(arguments.starts_an_hour).unwrap_or(usize::MAX),
         },
-        task: match arguments.workload {
-            SentinelWorkload::Memory => Task::Memory(MemoryTask {
-                seed: u64::from(std::process::id()),
-            }),
-            SentinelWorkload::Reserve => Task::Reserve(ReserveTask {}),
-        },
+        task: task_of(arguments)?,
         memory: arguments.memory.0,
         power_percent: arguments.max_power,
         probe,
@@ -198,6 +203,29 @@ fn work(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     log("stopped");
     drop(lock);
     Ok(exit_status(&status))
+}
+
+/// The task of the workers.
+fn task_of(arguments: &Arguments) -> anyhow::Result<Task> {
+    let seed = u64::from(std::process::id());
+    Ok(match arguments.workload {
+        SentinelWorkload::Memory => Task::Memory(MemoryTask { seed }),
+        SentinelWorkload::Gemm => {
+            if let MemoryShare::Bytes(bytes) = arguments.memory.0
+                && bytes < GemmTask::MEMORY_MINIMUM_BYTES
+            {
+                bail!("--memory: workload gemm needs 4MiB at least, not {bytes} bytes");
+            }
+            Task::Gemm(GemmTask {
+                seed,
+                ..GemmTask::default()
+            })
+        }
+        SentinelWorkload::Check => Task::Check(CheckTask {
+            interval_s: CHECK_INTERVAL_S,
+        }),
+        SentinelWorkload::Reserve => Task::Reserve(ReserveTask {}),
+    })
 }
 
 fn exit_status(status: &Status) -> ExitStatus {

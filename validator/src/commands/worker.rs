@@ -33,14 +33,6 @@ pub(crate) enum WorkerCommand {
         #[command(flatten)]
         nodes: Nodes,
     },
-    /// Burns one GPU
-    Burn {
-        /// What to do, as JSON
-        #[arg(long)]
-        task: String,
-        #[command(flatten)]
-        nodes: Nodes,
-    },
     /// Runs a workload on one or several GPUs
     Workload {
         /// The request, as JSON
@@ -100,12 +92,6 @@ pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
             return with_nodes(&nodes, |_| {
                 crate::probe::run_cuda_worker();
                 Attempt::Completed
-            });
-        }
-        WorkerCommand::Burn { task, nodes } => {
-            let failed = nodes.alone_failed.clone();
-            return with_nodes(&nodes, move |is_alone| {
-                crate::workload::gemm::worker::run_worker(&task, is_alone, failed)
             });
         }
         WorkerCommand::Workload { assignment, nodes } => {

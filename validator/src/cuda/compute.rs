@@ -2,10 +2,10 @@
 //! tensor maps.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::rc::Rc;
 
-use super::{Context, CudaFailure, CudaResult, Device, Module};
+use super::{Context, CudaFailure, CudaResult, Device, LoadedModule, Module};
 
 // Source: cuda.h, CUdevice_attribute and CUfunction_attribute.
 const ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
@@ -172,11 +172,11 @@ impl<'a> Context<'a> {
 
 impl<'c, 'a> Module<'c, 'a> {
     /// The kernel of this name; with dynamic shared memory, as much is requested.
-    pub(crate) fn kernel(&self, name: &CStr, shared_bytes: u32) -> CudaResult<Kernel<'_, 'c, 'a>> {
-        let functions = &self.context.cuda.functions;
+    pub(crate) fn kernel(&self, name: &CStr, shared_bytes: u32) -> CudaResult<Kernel<'c, 'a>> {
+        let functions = &self.0.context.cuda.functions;
         let mut handle = null_mut();
         // SAFETY: the pointer is to a live handle, the module is loaded, the name ends in NUL.
-        unsafe { functions.cuModuleGetFunction(&raw mut handle, self.handle, name.as_ptr()) }?;
+        unsafe { functions.cuModuleGetFunction(&raw mut handle, self.0.handle, name.as_ptr()) }?;
         if shared_bytes > 0 {
             let attribute = FUNCTION_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = shared_bytes.cast_signed();
@@ -184,21 +184,19 @@ impl<'c, 'a> Module<'c, 'a> {
             unsafe { functions.cuFuncSetAttribute(handle, attribute, bytes) }?;
         }
         Ok(Kernel {
-            module: self,
+            module: Rc::clone(&self.0),
             handle,
-            of_module: PhantomData,
         })
     }
 }
 
-/// A kernel of a loaded module.
-pub(crate) struct Kernel<'m, 'c, 'a> {
-    module: &'m Module<'c, 'a>,
+/// A kernel, which keeps its module loaded.
+pub(crate) struct Kernel<'c, 'a> {
+    module: Rc<LoadedModule<'c, 'a>>,
     handle: *mut c_void,
-    of_module: PhantomData<&'m ()>,
 }
 
-impl Kernel<'_, '_, '_> {
+impl Kernel<'_, '_> {
     /// Puts the kernel into the default stream. Wrong arguments can harm the GPU's memory, which
     /// holds nothing but the burn's own data; the host's memory is out of a kernel's reach.
     pub(crate) fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> CudaResult<()> {

@@ -16,6 +16,7 @@ mod functions;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::rc::Rc;
 
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
@@ -284,10 +285,11 @@ impl<'a> Context<'a> {
         let mut handle = null_mut();
         // SAFETY: the caller vouches for the image; the pointer is to a live handle.
         unsafe { (self.cuda.functions).cuModuleLoadData(&raw mut handle, image) }?;
-        Ok(Module {
+        let loaded = LoadedModule {
             context: self,
             handle,
-        })
+        };
+        Ok(Module(Rc::new(loaded)))
     }
 
     /// Waits until all work of this context is done; errors of kernels come out here.
@@ -305,13 +307,16 @@ impl Drop for Context<'_> {
     }
 }
 
-/// A loaded module.
-pub(crate) struct Module<'c, 'a> {
+/// A loaded module. It is unloaded when the last of its kernels is gone, so that a workload can own
+/// both.
+pub(crate) struct Module<'c, 'a>(Rc<LoadedModule<'c, 'a>>);
+
+struct LoadedModule<'c, 'a> {
     context: &'c Context<'a>,
     handle: *mut c_void,
 }
 
-impl Drop for Module<'_, '_> {
+impl Drop for LoadedModule<'_, '_> {
     fn drop(&mut self) {
         // SAFETY: the module is loaded and is unloaded once. A failure changes nothing any more.
         let _ = unsafe { (self.context.cuda.functions).cuModuleUnload(self.handle) };

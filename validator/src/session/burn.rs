@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::burn_process::{BurnProcess, burn_id, task_for};
+use super::burn_process::{BurnProcess, assignment_for, burn_id};
 use super::sensors::Sensors;
 use super::standby::Standby;
 use super::worked_gpus::{is_worked, why_not_worked};
@@ -149,8 +149,8 @@ fn worker_of(
     if let Some(worker) = standby.take_worker(id) {
         return Ok(worker);
     }
-    let task = task_for(options, (uuid, gpu), standby.seed, false)?;
-    BurnProcess::start(&task, probe, (id, gpu), interrupt, &standby.state)
+    let assignment = assignment_for(options, (uuid, gpu), standby.seed, false)?;
+    BurnProcess::start(&assignment, probe, gpu, interrupt, &standby.state)
 }
 
 /// Xids that the kernel log gained since the host's stage read it, by the GPU that they name.

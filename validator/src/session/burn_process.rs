@@ -1,49 +1,62 @@
 //! The worker that burns one GPU: its messages become the state of the burn, the check kernel's
 //! result and the burn's run.
 
-use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use super::burn_state::State;
-use super::devices::{device_to_use, own_node};
-use super::workload_process::{Follower, Start, WorkloadProcess, workload_terms};
+use super::devices::device_to_use;
+use super::workload_process::{Follower, WorkloadProcess, start_of, workload_terms};
 use crate::interrupt::Interrupt;
 use crate::plan::BurnOptions;
 use crate::probe::ProbeOptions;
 use crate::worker::clock;
-use crate::worker::device_isolation::cuda_environment;
 use crate::worker::listener::{ReportEnd, Reported};
-use crate::worker::process::worker_program;
 use crate::worker::protocol::{LOAD_BEGAN, Message, RUN};
 use crate::workload::contention::busy_if_others_have_it;
-use crate::workload::gemm::worker::BurnTask;
-use validator_core::facts::{BurnRun, GpuFacts, KernelRun, Reading, WorkerEnd};
+use crate::workload::gemm::burn::{BurnTask, DETAIL, KERNEL};
+use crate::workload::{Assignment, OnForeignProcess, Task};
+use validator_core::facts::{
+    BurnRun, GpuFacts, KernelRun, Reading, RequestedWork, WorkerEnd, WorkloadRun,
+};
 use validator_core::worker_id::WorkerId;
+
+/// JSON has no infinity.
+const UNLIMITED_SECONDS: f64 = 1e9;
 
 /// The one worker that burns the GPU with this UUID.
 pub(super) fn burn_id(uuid: &str) -> WorkerId {
-    WorkerId::new("gemm", &[uuid], 0)
+    WorkerId::new("burn", &[uuid], 0)
 }
 
 /// The assignment of this GPU's worker.
-pub(super) fn task_for(
+pub(super) fn assignment_for(
     options: &BurnOptions,
     (uuid, gpu): (&str, &GpuFacts),
     seed: u64,
     check_kernel: bool,
-) -> Result<BurnTask, String> {
-    Ok(BurnTask {
-        device: device_to_use(gpu, uuid)?.to_owned(),
-        seconds: options.duration.as_secs_f64(),
-        precisions: options.precisions.clone(),
+) -> Result<Assignment, String> {
+    Ok(Assignment {
+        id: burn_id(uuid),
+        devices: vec![device_to_use(gpu, uuid)?.to_owned()],
         memory: options.memory,
-        inject: options.inject,
-        seed,
-        engine: options.engine,
-        standby: true,
-        check_kernel,
+        // One pass over its precisions, which keep to the burn's time themselves: suspended time
+        // does not count.
+        requested: RequestedWork {
+            seconds: UNLIMITED_SECONDS,
+            passes: Some(1),
+        },
+        on_foreign_process: OnForeignProcess::ReadOnRefusal,
+        stands_by: true,
+        task: Task::Burn(BurnTask {
+            seconds: options.duration.as_secs_f64(),
+            precisions: options.precisions.clone(),
+            inject: options.inject,
+            seed,
+            engine: options.engine,
+            check_kernel,
+        }),
     })
 }
 
@@ -57,36 +70,26 @@ impl BurnProcess {
     /// Starts the worker `id` of this GPU. It prepares, announces that it stands by, and waits for
     /// its release.
     pub(super) fn start(
-        task: &BurnTask,
+        assignment: &Assignment,
         probe: &ProbeOptions,
-        (id, gpu): (&WorkerId, &GpuFacts),
+        gpu: &GpuFacts,
         interrupt: &Interrupt,
         state: &Arc<State>,
     ) -> Result<Self, String> {
-        let text = serde_json::to_string(task).map_err(|error| error.to_string())?;
-        let mut arguments = ["worker", "burn", "--task", &text]
-            .map(OsString::from)
-            .to_vec();
-        arguments.extend(own_node(gpu, probe));
+        let checks = matches!(&assignment.task, Task::Burn(task) if task.check_kernel);
         let (send_kernel, kernel) = sync_channel(1);
-        let start = Start {
-            id: id.clone(),
-            program: worker_program(probe.worker_program.as_ref()),
-            arguments,
-            environment: cuda_environment(&task.device),
-            terms: workload_terms(&probe.deadlines),
-        };
+        let start = start_of(assignment, gpu, probe, workload_terms(&probe.deadlines))?;
         let follower = BurnFollower {
-            id: id.clone(),
+            id: assignment.id.clone(),
             gpu: gpu.clone(),
             state: Arc::clone(state),
             started: Instant::now(),
-            send_kernel: task.check_kernel.then_some(send_kernel),
+            send_kernel: checks.then_some(send_kernel),
             interrupt: interrupt.clone(),
         };
         Ok(Self {
             process: WorkloadProcess::start(start, follower, interrupt)?,
-            kernel: task.check_kernel.then_some(kernel),
+            kernel: checks.then_some(kernel),
         })
     }
 
@@ -160,7 +163,7 @@ impl Follower for BurnFollower {
     fn hear(&mut self, message: &Message) {
         match message {
             Message::Step(step) => self.state.change(&self.id, |it| it.times.note_step(step)),
-            Message::Field { name, value } if name == "kernel" => {
+            Message::Field { name, value } if name == KERNEL => {
                 if let Ok(run) = serde_json::from_value(value.clone()) {
                     self.send_kernel(run);
                 }
@@ -172,7 +175,10 @@ impl Follower for BurnFollower {
                 }
             }
             Message::Field { name, value } if name == RUN => {
-                if let Ok(run) = serde_json::from_value(value.clone()) {
+                let run = serde_json::from_value(value.clone()).ok();
+                // One that stands by has nothing to show.
+                let run = run.and_then(burn_of).filter(|it| !it.precisions.is_empty());
+                if let Some(run) = run {
                     self.state.change(&self.id, |it| it.note(&run));
                 }
             }
@@ -191,10 +197,30 @@ impl Follower for BurnFollower {
     }
 }
 
+/// The burn in the report of its worker, whose end is that of the run.
+fn burn_of(mut run: WorkloadRun) -> Option<BurnRun> {
+    let burn = run.detail.remove(DETAIL);
+    let burn = burn.map_or_else(
+        || Ok(BurnRun::empty(WorkerEnd::Finished)),
+        serde_json::from_value,
+    );
+    let burn: BurnRun = burn.ok()?;
+    let end = match run.end {
+        Reading::Value(end) => end,
+        Reading::NotRead(_) | Reading::NotSupported => WorkerEnd::Finished,
+    };
+    Some(BurnRun {
+        end,
+        notes: run.notes.into_iter().chain(burn.notes).collect(),
+        stop_ms: run.measured.stop_ms,
+        ..burn
+    })
+}
+
 /// The last report of a worker, with the end of its process where that was no good one.
 fn burn_run(mut reported: Reported) -> BurnRun {
     let last = reported.fields.remove(RUN);
-    let last = last.and_then(|it| serde_json::from_value::<BurnRun>(it).ok());
+    let last = last.and_then(|it| burn_of(serde_json::from_value(it).ok()?));
     let end = match reported.end {
         ReportEnd::Ended(end) => Some(end),
         ReportEnd::Finished | ReportEnd::Interrupted | ReportEnd::Dismissed => None,
@@ -215,6 +241,8 @@ fn burn_run(mut reported: Reported) -> BurnRun {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use validator_core::facts::RequestedWork;
 
     use super::*;
     use crate::worker::listener::{AfterDone, OnInterrupt, Orders, Terms, TimeLimit, listen};
@@ -241,10 +269,14 @@ mod tests {
     }
 
     fn line(measured_s: f64) -> String {
-        let run = BurnRun {
+        let burn = BurnRun {
             measured_s,
             ..BurnRun::empty(WorkerEnd::Finished)
         };
+        let not_ended = Reading::NotRead("it did not end".to_owned());
+        let mut run = WorkloadRun::empty(burn_id("GPU-a"), RequestedWork::default(), not_ended);
+        let burn = serde_json::to_value(&burn).expect("a run is JSON");
+        run.detail.insert(DETAIL.to_owned(), burn);
         let run = serde_json::to_string(&run).expect("a run is JSON");
         format!(r#"echo '{{"field":{{"name":"run","value":{run}}}}}'"#)
     }

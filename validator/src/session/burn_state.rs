@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::plan::{BurnProgress, BurnState};
 use crate::worker::protocol::STANDING_BY;
-use crate::workload::gemm::worker::TRYING_ENGINES;
+use crate::workload::gemm::burn::TRYING_ENGINES;
 use crate::workload::start::FIRST_USE_OF_CONTEXT;
 use validator_core::facts::{BurnRun, BurnStartup, SensorSample};
 use validator_core::worker_id::WorkerId;

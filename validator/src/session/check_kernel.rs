@@ -115,7 +115,7 @@ fn start_on(
         return Err(format!("the GPU is lost: {lost}"));
     }
     let limit = options.deadlines.cuda_kernel;
-    let task = Task::Check(CheckTask {});
+    let task = Task::Check(CheckTask::default());
     let assignment = Assignment {
         id: WorkerId::new(task.name(), &[uuid], 0),
         devices: vec![device_to_use(gpu, uuid)?.to_owned()],

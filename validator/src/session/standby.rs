@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::burn_process::{BurnProcess, burn_id, task_for};
+use super::burn_process::{BurnProcess, assignment_for, burn_id};
 use super::burn_state::State;
 use super::deferred_probes::DeferredProbes;
 use super::sensors::Sensors;
@@ -95,11 +95,11 @@ impl Standby {
         if !self.is_for((gpu, None), may_be_hidden) || is_taken || full || stopped {
             return;
         }
-        let Ok(task) = task_for(&self.options, (uuid, gpu), self.seed, true) else {
+        let Ok(assignment) = assignment_for(&self.options, (uuid, gpu), self.seed, true) else {
             return;
         };
         // Where it does not start, the burn tries again and reports the reason.
-        if let Ok(worker) = BurnProcess::start(&task, probe, (&id, gpu), interrupt, &self.state) {
+        if let Ok(worker) = BurnProcess::start(&assignment, probe, gpu, interrupt, &self.state) {
             workers.insert(id, worker);
         }
     }

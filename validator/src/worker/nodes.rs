@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_begins_anew_does_the_same_with_every_node() {
-        let own: Vec<OsString> = ["worker", "burn", "--task", "{}"]
+        let own: Vec<OsString> = ["worker", "workload", "--assignment", "{}"]
             .map(OsString::from)
             .to_vec();
         let nodes = Nodes::of(3, Some(Path::new("/host")));

@@ -12,6 +12,8 @@ use validator_core::queries::processes_in_words;
 // Source: a context takes 0.3 to 0.6 GiB (BENCHMARKS.md), cuBLASLt's workspace 32 MiB; this
 // project's own choice.
 pub(crate) const ROOM_BYTES: u64 = 1 << 30;
+/// The detail by which a workload marks that it ended for that reason.
+pub(crate) const NO_ROOM: &str = "no_room";
 /// More than a driver keeps for itself (616 MiB on an H200), so a process's data, as in
 /// `idle_memory`: NVML does not show a container the processes of others.
 const SOMEBODYS_DATA_BYTES: u64 = 1 << 30;

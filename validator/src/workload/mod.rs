@@ -1,8 +1,7 @@
 //! Workloads: what a worker process does on its GPUs, one folder each.
 //!
 //! A workload implements [`Workload`], and [`Task`] has an arm for it; [`worker`] runs it in a
-//! process, and `session::workloads` starts and follows that process. The burn (`gemm`) has a
-//! worker of its own.
+//! process, and `session` starts and follows that process.
 
 pub(crate) mod allocation;
 pub(crate) mod check;
@@ -67,6 +66,8 @@ pub(crate) enum OnForeignProcess {
 pub(crate) enum Task {
     Check(check::CheckTask),
     Memory(memory::MemoryTask),
+    Gemm(gemm::rotation::GemmTask),
+    Burn(gemm::burn::BurnTask),
     Allocation(allocation::AllocationTask),
     Reserve(reserve::ReserveTask),
 }
@@ -77,6 +78,8 @@ impl Task {
         match self {
             Self::Check(_) => "check",
             Self::Memory(_) => "memory",
+            Self::Gemm(_) => "gemm",
+            Self::Burn(_) => "burn",
             Self::Allocation(_) => ALLOCATION,
             Self::Reserve(_) => "reserve",
         }
@@ -121,9 +124,14 @@ pub(crate) trait Workload {
 
 /// A workload that has its memory.
 pub(crate) trait Prepared {
-    /// A part of the work that takes some 10 ms at most, so that a stop is not delayed. Results go
-    /// to `run`.
+    /// A part of the work that takes some 10 ms at most, so that a stop is not delayed; a longer one
+    /// heeds SIGTERM and reports itself. Results go to `run`.
     fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd>;
+
+    /// Awaits what steps have left under way on the GPU. No step follows.
+    fn settle(&mut self, _run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
+        Ok(())
+    }
 
     /// Notes what is known only at the end, and frees everything.
     fn finish(self, run: &mut WorkloadRun) -> Result<(), WorkerEnd>;

@@ -49,6 +49,8 @@ pub(super) fn work<W: Workload>(
         }
         let earlier = (run.measured, run.mismatches);
         let mut part = WorkloadRun::empty(run.id.clone(), run.requested, run.end.clone());
+        // What a workload knows of its time before a silence.
+        part.detail.clone_from(&run.detail);
         let mut prepared = workload.prepare(gpus, memory, reporter, &mut part)?;
         let bytes = part.memory.used_bytes;
         let working = Change::Working { bytes };
@@ -57,11 +59,12 @@ pub(super) fn work<W: Workload>(
             merge(run, &earlier, part);
             reporter.newest(RUN, run);
         });
+        let settled = worked.and_then(|()| prepared.settle(&mut part));
         let last_kernel_s = clock::now_s();
         let finished = prepared.finish(&mut part);
         let freed_s = clock::now_s();
         merge(run, &earlier, &part);
-        worked.and(finished)?;
+        settled.and(finished)?;
         let silent = Change::Silent {
             last_kernel_s,
             freed_s,

@@ -9,10 +9,11 @@ use validator_core::facts::{Reading, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::worker_id::WorkerId;
 
 use super::allocation;
-use super::contention::busy_if_others_came;
+use super::contention::{NO_ROOM, busy_if_others_came};
 use super::foreign_processes::ForeignProcessWatch;
 use super::start::{device_with, exited, retry_with_all_nodes};
 use super::{Assignment, OnForeignProcess, Prepared, Step, Task, WorkerGpu, Workload};
+use crate::cuda::Device;
 use crate::worker::device_isolation::Attempt;
 use crate::worker::protocol::{GO, RUN, Reporter, STANDING_BY};
 
@@ -42,30 +43,47 @@ pub(crate) fn run_worker(
     run.notes.extend(alone_failed.map(|reason| {
         format!("CUDA did not start while only this GPU's device node could be opened: {reason}")
     }));
-    let gpus = match (gpus_of(&assignment, &reporter), is_alone) {
+    let devices = match (devices_of(&assignment, &reporter), is_alone) {
         (Err(end), true) => return retry_with_all_nodes(end),
-        (gpus, _) => gpus,
+        (devices, _) => devices,
     };
+    let gpus = devices.and_then(|it| gpus_of(it, &assignment, &reporter));
     if matches!(assignment.task, Task::Allocation(_)) {
         allocation::note_visible_devices(&assignment.devices, &reporter, &mut run);
     }
+    let mut stopped = None;
     let end = gpus.and_then(|gpus| {
-        let start = (started, &reporter);
+        let start = Start {
+            started,
+            reporter: &reporter,
+            stopped: &mut stopped,
+        };
         match &assignment.task {
             Task::Check(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Memory(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Gemm(task) => work(task, &gpus, &assignment, start, &mut run),
+            Task::Burn(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Reserve(task) => work(task, &gpus, &assignment, start, &mut run),
             Task::Allocation(task) => work(task, &gpus, &assignment, start, &mut run),
         }
     });
+    // The contexts are gone, too.
+    let stop_ms = |it: Instant| it.elapsed().as_secs_f64() * 1000.0;
+    run.measured.stop_ms = stopped.map(stop_ms);
+    let has_no_room = run.detail.remove(NO_ROOM).is_some();
     let end = end.unwrap_or_else(|end| {
         // The parent, which knows every process on the GPU, judges what was refused.
         if assignment.on_foreign_process == OnForeignProcess::Ignore {
             return end;
         }
-        let uuids = assignment.id.gpus.iter();
-        uuids.fold(end, |end, uuid| {
-            busy_if_others_came(end, false, uuid, &reporter)
+        // NVML lists who uses a GPU and not who uses a MIG device: a burn of one is not busy for
+        // processes on its neighbours.
+        let uuids = match &assignment.task {
+            Task::Burn(_) => &assignment.devices,
+            _ => &assignment.id.gpus,
+        };
+        uuids.iter().fold(end, |end, uuid| {
+            busy_if_others_came(end, has_no_room, uuid, &reporter)
         })
     });
     run.end = Reading::Value(end);
@@ -78,12 +96,31 @@ fn report(reporter: &Reporter, run: &WorkloadRun) -> Attempt {
     Attempt::Completed
 }
 
-fn gpus_of(assignment: &Assignment, reporter: &Reporter) -> Result<Vec<WorkerGpu>, WorkerEnd> {
+fn devices_of(
+    assignment: &Assignment,
+    reporter: &Reporter,
+) -> Result<Vec<Device<'static>>, WorkerEnd> {
     let devices = assignment.devices.iter();
-    let gpus = devices
-        .zip(&assignment.id.gpus)
-        .map(|(device, uuid)| WorkerGpu::of(uuid, device_with(device, reporter)?, reporter));
-    gpus.collect()
+    devices.map(|it| device_with(it, reporter)).collect()
+}
+
+fn gpus_of(
+    devices: Vec<Device<'static>>,
+    assignment: &Assignment,
+    reporter: &Reporter,
+) -> Result<Vec<WorkerGpu>, WorkerEnd> {
+    let gpus = devices.into_iter().zip(&assignment.id.gpus);
+    gpus.map(|(device, uuid)| WorkerGpu::of(uuid, device, reporter))
+        .collect()
+}
+
+/// What a worker knows before it works.
+struct Start<'s> {
+    /// When the process began.
+    started: Instant,
+    reporter: &'s Reporter,
+    /// When the last step ended.
+    stopped: &'s mut Option<Instant>,
 }
 
 /// Prepares, and takes step after step until the work is through, its time is over, SIGTERM or a
@@ -92,9 +129,14 @@ fn work<W: Workload>(
     workload: &W,
     gpus: &[WorkerGpu],
     assignment: &Assignment,
-    (started, reporter): (Instant, &Reporter),
+    start: Start<'_>,
     run: &mut WorkloadRun,
 ) -> Result<WorkerEnd, WorkerEnd> {
+    let Start {
+        started,
+        reporter,
+        stopped,
+    } = start;
     if assignment.on_foreign_process == OnForeignProcess::AwaitOrders {
         return super::ordered::work(workload, gpus, assignment.memory, reporter, run);
     }
@@ -150,6 +192,8 @@ fn work<W: Workload>(
     if let Some(end) = failure {
         return Err(end);
     }
+    prepared.settle(run)?;
+    *stopped = Some(Instant::now());
     reporter.step("freeing memory");
     prepared.finish(run)?;
     drop(watch);

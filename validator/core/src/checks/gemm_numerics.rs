@@ -51,6 +51,7 @@ use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
 use crate::tally::worst_of;
+use crate::wrong_products;
 
 pub(crate) const CHECK: Check = Check {
     id: "gemm_numerics",
@@ -111,7 +112,7 @@ fn precision_of_others(
 
 /// Wrong copies make every comparison wrong that follows: they are the cause, not the products.
 fn copies_are_right(run: &BurnRun) -> Result<(), Outcome> {
-    let Some(copies) = run.copies else {
+    let Some(copies) = &run.copies else {
         return Ok(());
     };
     if copies.bytes == 0 {
@@ -119,18 +120,10 @@ fn copies_are_right(run: &BurnRun) -> Result<(), Outcome> {
             "copies between host and GPU were not compared",
         ));
     }
-    let (direction, count) = match (copies.from_gpu_wrong_bytes, copies.to_gpu_wrong_blocks) {
-        (0, 0) => return Ok(()),
-        (0, blocks) => (
-            "from the host to the GPU",
-            format!("{blocks} blocks of 16 KiB"),
-        ),
-        (bytes, _) => ("from the GPU to the host", format!("{bytes} bytes")),
+    let Some(text) = wrong_products::wrong_copies(copies) else {
+        return Ok(());
     };
-    Err(Outcome::fail(format!(
-        "copies {direction} are wrong: {count} of {} MiB differ",
-        copies.bytes >> 20
-    ))
+    Err(Outcome::fail(text)
     .expected("the same bits on both sides")
     .remedy("take the node out of service; check the PCIe link, IOMMU and ACS settings, then have the GPU inspected"))
 }
@@ -143,7 +136,6 @@ fn judge_products(
     profile: &Profile,
 ) -> Judgement {
     let precision = products.precision;
-    let wrong = products.mismatches + products.nonfinite;
     // A flipped bit may make a NaN, which is one wrong block and one result that is not finite.
     if run.injected > 0 && products.mismatches.max(products.nonfinite) <= run.injected {
         return Ok(Outcome::error(format!(
@@ -151,8 +143,8 @@ fn judge_products(
             run.injected, products.mismatches
         )));
     }
-    if wrong > 0 {
-        return Ok(wrong_products(products, run));
+    if let Some(text) = wrong_products::wrong_results(products) {
+        return Ok(wrong_results(&text, products, run));
     }
     engines_agree(products, run, gpu, facts, profile)?;
     judge_reference(products, facts, profile)?;
@@ -174,7 +166,7 @@ fn judge_products(
     )))
 }
 
-fn wrong_products(products: &PrecisionRun, run: &BurnRun) -> Outcome {
+fn wrong_results(text: &str, products: &PrecisionRun, run: &BurnRun) -> Outcome {
     let injected = if run.injected > 0 {
         format!(" ({} bits were flipped on purpose)", run.injected)
     } else {
@@ -184,20 +176,17 @@ fn wrong_products(products: &PrecisionRun, run: &BurnRun) -> Outcome {
         .examples
         .first()
         .map_or(String::new(), |it| format!(", first {}", example(it)));
-    Outcome::fail(format!(
-        "{}: {} blocks of results are wrong and {} results are not finite, in {} products{injected}{first}",
-        products.precision, products.mismatches, products.nonfinite, products.products
-    ))
-    .expected("every element equal to the reference")
-    .observed(
-        products
-            .examples
-            .iter()
-            .map(example)
-            .collect::<Vec<_>>()
-            .join("\n"),
-    )
-    .remedy(REMEDY)
+    Outcome::fail(format!("{text}{injected}{first}"))
+        .expected("every element equal to the reference")
+        .observed(
+            products
+                .examples
+                .iter()
+                .map(example)
+                .collect::<Vec<_>>()
+                .join("\n"),
+        )
+        .remedy(REMEDY)
 }
 
 fn example(it: &ElementMismatch) -> String {
@@ -280,23 +269,15 @@ fn judge_reference(
     profile: &Profile,
 ) -> Result<(), Outcome> {
     let (proof, precision) = (&products.reference, products.precision);
-    if proof.operand_mismatches > 0 {
-        return Err(Outcome::fail(format!(
-            "{precision}: operands in the GPU's memory differ from the host's in {} blocks of 16 KiB",
-            proof.operand_mismatches
-        ))
-        .expected("the operands that the seed gives")
-        .remedy(REMEDY));
+    if let Some(text) = wrong_products::wrong_operands(products) {
+        return Err(Outcome::fail(text)
+            .expected("the operands that the seed gives")
+            .remedy(REMEDY));
     }
-    // Written so that NaN is not right.
-    let random_is_right = proof.freivalds_worst <= 1.0 && proof.sampled_worst <= 1.0;
-    if proof.exact_mismatches > 0 || !random_is_right {
-        return Err(Outcome::fail(format!(
-            "{precision}: the reference product is wrong: {} errors with exact operands; with random ones Freivalds' residual is {:.3} and the host's rows differ by {:.3} times the rounding",
-            proof.exact_mismatches, proof.freivalds_worst, proof.sampled_worst
-        ))
-        .expected("a product within the rounding of its format")
-        .remedy(REMEDY));
+    if let Some(text) = wrong_products::wrong_reference(products) {
+        return Err(Outcome::fail(text)
+            .expected("a product within the rounding of its format")
+            .remedy(REMEDY));
     }
     if proof.operand_blocks == Some(0)
         || proof.exact_rows == 0

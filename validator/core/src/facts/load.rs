@@ -103,6 +103,10 @@ pub struct MeasuredWork {
     pub seconds: f64,
     /// From the start of the process to the first step, in milliseconds.
     pub start_ms: f64,
+    /// From the last step to freed memory and contexts, in milliseconds; `None` where the worker
+    /// did not get there, or was one of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_ms: Option<f64>,
     pub passes: u64,
     /// Bytes of which every one was compared at least once with each of its values.
     pub bytes_verified: u64,
@@ -417,6 +421,29 @@ pub struct PrecisionRun {
     pub nonfinite: u64,
     /// The first mismatches, at most eight, element by element.
     pub examples: Vec<ElementMismatch>,
+}
+
+impl PrecisionRun {
+    /// Products of which none has ended.
+    pub fn empty(precision: Precision, kernels: &str) -> Self {
+        Self {
+            precision,
+            kernels: kernels.to_owned(),
+            engine: None,
+            m: 0,
+            n: 0,
+            k: 0,
+            products: 0,
+            products_verified: 0,
+            gpu_time_s: 0.0,
+            tflops: 0.0,
+            tflops_intervals: Vec::new(),
+            reference: ReferenceProof::default(),
+            mismatches: 0,
+            nonfinite: 0,
+            examples: Vec::new(),
+        }
+    }
 }
 
 /// How it is known that the reference product is right, apart from the path that is tested.

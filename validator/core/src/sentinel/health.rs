@@ -1,7 +1,8 @@
 //! What the sentinel sees of a GPU's health while it works it, and which of it is a finding.
 
-use crate::facts::{ClocksEventReasons, EccErrors, LoadCounters, Reading, WorkloadRun};
+use crate::facts::{ClocksEventReasons, EccErrors, GemmDetail, LoadCounters, Reading, WorkloadRun};
 use crate::reference::{XidClass, xid};
+use crate::wrong_products::{wrong_copies, wrong_operands, wrong_reference, wrong_results};
 
 /// Readings in a row, a second apart, in which hardware slows the GPU down: one alone may be a
 /// moment's power brake.
@@ -77,6 +78,9 @@ pub fn of_run(run: &WorkloadRun) -> Option<String> {
     if run.mismatches == 0 {
         return None;
     }
+    if let Some(finding) = gemm_detail(run).and_then(|it| of_products(&it)) {
+        return Some(finding);
+    }
     let first = run.first_mismatches.first().map_or(String::new(), |it| {
         format!(
             ", the first at address {}: {} instead of {}",
@@ -89,10 +93,28 @@ pub fn of_run(run: &WorkloadRun) -> Option<String> {
     ))
 }
 
+/// The detail of a run of workload `gemm`.
+pub fn gemm_detail(run: &WorkloadRun) -> Option<GemmDetail> {
+    let detail = run.detail.get(GemmDetail::NAME)?;
+    serde_json::from_value(detail.clone()).ok()
+}
+
+/// What the burn's checks would name first.
+fn of_products(detail: &GemmDetail) -> Option<String> {
+    let copies = detail.copies.as_ref().and_then(wrong_copies);
+    let wrong = detail.wrong.as_deref();
+    copies.or_else(|| {
+        let products = wrong?;
+        wrong_results(products)
+            .or_else(|| wrong_operands(products))
+            .or_else(|| wrong_reference(products))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{RequestedWork, WorkerEnd};
+    use crate::facts::{Precision, PrecisionRun, RequestedWork, WorkerEnd};
     use crate::worker_id::WorkerId;
 
     fn counters(uncorrectable: u64) -> LoadCounters {
@@ -150,6 +172,44 @@ mod tests {
         assert_eq!(of_xid(79, false), Some("Xid 79".to_owned()));
         assert_eq!(of_xid(31, false), None);
         assert_eq!(of_xid(31, true), Some("Xid 31".to_owned()));
+    }
+
+    #[test]
+    fn wrong_products_are_named_by_their_precision() {
+        let id = WorkerId::new("gemm", &["GPU-a"], 0);
+        let end = Reading::Value(WorkerEnd::Finished);
+        let mut run = WorkloadRun::empty(id, RequestedWork::default(), end);
+        let named = |change: &dyn Fn(&mut PrecisionRun), run: &mut WorkloadRun| {
+            let mut products = PrecisionRun::empty(Precision::Bf16, "sm_90a");
+            change(&mut products);
+            run.mismatches = crate::wrong_products::errors(&products);
+            let detail = GemmDetail {
+                wrong: Some(Box::new(products)),
+                ..GemmDetail::default()
+            };
+            let detail = serde_json::to_value(&detail).expect("JSON");
+            run.detail.insert(GemmDetail::NAME.to_owned(), detail);
+            of_run(run)
+        };
+        assert_eq!(named(&|_| {}, &mut run), None);
+        for (change, text) in [
+            (
+                &(|it: &mut PrecisionRun| it.mismatches = 2) as &dyn Fn(&mut PrecisionRun),
+                "bf16: 2 blocks of results are wrong",
+            ),
+            (&|it| it.nonfinite = 1, "1 results are not finite"),
+            (
+                &|it| it.reference.operand_mismatches = 4,
+                "bf16: operands in the GPU's memory differ",
+            ),
+            (
+                &|it| it.reference.freivalds_worst = f64::NAN,
+                "bf16: the reference product is wrong",
+            ),
+        ] {
+            let finding = named(change, &mut run).expect("a finding");
+            assert!(finding.contains(text), "{finding}");
+        }
     }
 
     #[test]

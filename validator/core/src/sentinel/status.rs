@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::policy::State;
+use crate::facts::{PrecisionCoverage, VerifiedProducts};
 
 /// Yields of which the latencies are kept.
 const LATENCIES_MAXIMUM: usize = 1000;
@@ -49,6 +50,9 @@ pub struct GpuStatus {
     pub withheld: bool,
     pub memory_bytes: u64,
     pub bytes_verified: u64,
+    /// Verified products by precision; empty for workloads that multiply nothing.
+    #[serde(default, skip_serializing_if = "PrecisionCoverage::is_empty")]
+    pub coverage: PrecisionCoverage,
     pub passes: u64,
     pub mismatches: u64,
     pub starts: u64,
@@ -112,6 +116,9 @@ impl Status {
                 gpu.mismatches,
                 gpu.yields
             );
+            if !gpu.coverage.is_empty() {
+                let _ = writeln!(text, "    {}", coverage_in_words(&gpu.coverage));
+            }
             if gpu.data_free.count > 0 {
                 let _ = writeln!(
                     text,
@@ -187,6 +194,7 @@ impl Status {
             "Longest time from the detection of another process to freed memory.",
             &|gpu| gpu.data_free.worst_ms / 1000.0,
         );
+        self.coverage_metrics(&mut page);
         let _ = writeln!(
             page,
             "# HELP gpu_validator_sentinel_state State of the GPU; 1 for the one it is in."
@@ -216,6 +224,49 @@ impl Status {
     }
 }
 
+impl Status {
+    fn coverage_metrics(&self, page: &mut String) {
+        type Value = fn(&VerifiedProducts) -> f64;
+        let families: [(&str, &str, Value); 2] = [
+            (
+                "verified_products_total",
+                "Products of this precision whose every element was compared.",
+                |it| number(it.products),
+            ),
+            (
+                "verified_seconds_total",
+                "Time of these products on the GPU.",
+                |it| it.seconds,
+            ),
+        ];
+        for (name, help, value) in families {
+            let _ = writeln!(page, "# HELP gpu_validator_sentinel_{name} {help}");
+            let _ = writeln!(page, "# TYPE gpu_validator_sentinel_{name} counter");
+            for gpu in &self.gpus {
+                let uuid = label(&gpu.uuid);
+                for (precision, verified) in &gpu.coverage {
+                    let value = value(verified);
+                    let _ = writeln!(
+                        page,
+                        "gpu_validator_sentinel_{name}{{uuid=\"{uuid}\",precision=\"{precision}\"}} {value}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// `precisions verified: 2 of 3: fp64 4.0 s, fp32 2.1 s, bf16 0.0 s`.
+fn coverage_in_words(coverage: &PrecisionCoverage) -> String {
+    let verified = coverage.values().filter(|it| it.products > 0).count();
+    let times: Vec<String> = coverage
+        .iter()
+        .map(|(precision, it)| format!("{precision} {:.1} s", it.seconds))
+        .collect();
+    let (all, times) = (coverage.len(), times.join(", "));
+    format!("precisions verified: {verified} of {all}: {times}")
+}
+
 fn label(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")
@@ -234,6 +285,7 @@ fn gibibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::Precision;
 
     fn status() -> Status {
         Status {
@@ -246,6 +298,17 @@ mod tests {
                 reason: "3 mismatches".to_owned(),
                 memory_bytes: 1 << 30,
                 mismatches: 3,
+                coverage: [
+                    (Precision::Fp64, VerifiedProducts::default()),
+                    (
+                        Precision::Bf16,
+                        VerifiedProducts {
+                            products: 7,
+                            seconds: 1.5,
+                        },
+                    ),
+                ]
+                .into(),
                 ..GpuStatus::default()
             }],
             ..Status::default()
@@ -277,10 +340,15 @@ mod tests {
             text.contains("GPU 0 GPU-a: ill (3 mismatches), 1.00 GiB of memory held"),
             "{text}"
         );
+        assert!(
+            text.contains("precisions verified: 1 of 2: fp64 0.0 s, bf16 1.5 s"),
+            "{text}"
+        );
         let metrics = status().metrics();
         for line in [
             "gpu_validator_sentinel_ill{uuid=\"GPU-a\"} 1",
             "gpu_validator_sentinel_mismatches_total{uuid=\"GPU-a\"} 3",
+            "gpu_validator_sentinel_verified_products_total{uuid=\"GPU-a\",precision=\"bf16\"} 7",
             "gpu_validator_sentinel_state{uuid=\"GPU-a\",state=\"ill\"} 1",
             "gpu_validator_sentinel_state{uuid=\"GPU-a\",state=\"working\"} 0",
         ] {

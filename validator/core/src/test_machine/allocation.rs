@@ -154,6 +154,7 @@ impl TestOfNode {
         run.measured = MeasuredWork {
             seconds: 60.0,
             start_ms: 900.0,
+            stop_ms: None,
             passes: rate * SECONDS,
             bytes_verified: rate * SECONDS * (256 << 20),
         };

@@ -504,12 +504,17 @@ impl Sentinel<'_> {
     }
 
     fn start_worker(&mut self, uuid: &str) {
+        let mut task = self.options.task.clone();
+        if let Task::Gemm(task) = &mut task {
+            task.covered.clone_from(&self.published.gpu(uuid).coverage);
+        }
         let Some(watched) = self.gpus.get_mut(uuid) else {
             return;
         };
         let started = workers::start(
             &watched.gpu.facts,
             uuid,
+            task,
             self.options,
             &self.mps_folder,
             &self.events,

@@ -11,6 +11,7 @@ use crate::owned_folder::{OwnedFolder, replace_in};
 use crate::process_stat::start_ticks;
 use crate::sentinel_requests::{self, Requests};
 use validator_core::facts::WorkloadRun;
+use validator_core::sentinel::health;
 use validator_core::sentinel::policy::State;
 use validator_core::sentinel::status::{GpuStatus, Status};
 
@@ -91,6 +92,10 @@ impl Published {
     pub(super) fn take_run(&mut self, uuid: &str, run: &WorkloadRun) {
         let earlier = self.earlier.get(uuid).copied().unwrap_or_default();
         let gpu = self.gpu(uuid);
+        // A worker counts on from what the ones before it covered.
+        if let Some(detail) = health::gemm_detail(run) {
+            gpu.coverage = detail.coverage;
+        }
         gpu.bytes_verified = earlier.bytes_verified + run.measured.bytes_verified;
         gpu.passes = earlier.passes + run.measured.passes;
         gpu.mismatches = earlier.mismatches + run.mismatches;

@@ -16,7 +16,7 @@ use crate::worker::listener::{ReportEnd, Reported};
 use crate::worker::process::worker_program;
 use crate::worker::protocol::{Message, RUN};
 use crate::workload::orders::Order;
-use crate::workload::{Assignment, CHANGE, Change, OnForeignProcess};
+use crate::workload::{Assignment, CHANGE, Change, OnForeignProcess, Task};
 use validator_core::facts::{GpuFacts, RequestedWork, WorkerEnd, WorkloadRun};
 use validator_core::sentinel::policy::WorkerOutcome;
 use validator_core::worker_id::WorkerId;
@@ -24,16 +24,17 @@ use validator_core::worker_id::WorkerId;
 /// A worker ends when it is ordered to; JSON has no infinity.
 const UNLIMITED_SECONDS: f64 = 1e9;
 
-/// Starts the worker of a GPU.
+/// Starts the worker of a GPU for this task.
 pub(super) fn start(
     gpu: &GpuFacts,
     uuid: &str,
+    task: Task,
     options: &SentinelOptions,
     mps_folder: &Path,
     events: &Sender<Event>,
     interrupt: &Interrupt,
 ) -> Result<WorkloadProcess<()>, String> {
-    let id = WorkerId::new(options.task.name(), &[uuid], 0);
+    let id = WorkerId::new(task.name(), &[uuid], 0);
     let assignment = Assignment {
         id: id.clone(),
         devices: vec![uuid.to_owned()],
@@ -44,7 +45,7 @@ pub(super) fn start(
         },
         on_foreign_process: OnForeignProcess::AwaitOrders,
         stands_by: false,
-        task: options.task.clone(),
+        task,
     };
     let text = serde_json::to_string(&assignment).map_err(|error| error.to_string())?;
     let mut arguments = ["worker", "workload", "--assignment", &text]

@@ -6,6 +6,7 @@
 mod expected;
 
 use std::ffi::CStr;
+use std::time::{Duration, Instant};
 
 use expected::{CHECK_KERNEL_BLOCK_THREADS, check_kernel_expected};
 use serde::{Deserialize, Serialize};
@@ -28,13 +29,20 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
 const POISON: u32 = 0xdead_beef;
 const EXAMPLES_MAXIMUM: usize = 8;
 const WORD_BYTES: u64 = 4;
+/// One wait between two passes, so that an order is not delayed.
+const WAIT: Duration = Duration::from_millis(5);
 
 /// Name of the detail that holds the [`KernelRun`].
 pub(crate) const DETAIL: &str = "check";
 
 /// The check kernel as an assignment has it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct CheckTask {}
+pub(crate) struct CheckTask {
+    /// From the beginning of a pass to that of the next, in seconds: the host computes every word,
+    /// too, on several processors.
+    #[serde(default)]
+    pub(crate) interval_s: f64,
+}
 
 impl Workload for CheckTask {
     type Prepared<'g> = PreparedCheck<'g>;
@@ -54,7 +62,11 @@ impl Workload for CheckTask {
         };
         let prepared = PreparedCheck::on(gpu, reporter)?;
         run.memory.used_bytes = prepared.words.bytes();
-        Ok(prepared)
+        let interval = Duration::try_from_secs_f64(self.interval_s).unwrap_or_default();
+        Ok(PreparedCheck {
+            interval,
+            ..prepared
+        })
     }
 }
 
@@ -70,6 +82,9 @@ pub(crate) struct PreparedCheck<'g> {
     words: DeviceMemory<'g, 'static>,
     module: Module<'g, 'static>,
     blocks: u32,
+    interval: Duration,
+    /// When the last pass began.
+    began: Option<Instant>,
 }
 
 impl<'g> PreparedCheck<'g> {
@@ -88,6 +103,8 @@ impl<'g> PreparedCheck<'g> {
             words,
             module,
             blocks,
+            interval: Duration::ZERO,
+            began: None,
         })
     }
 
@@ -120,9 +137,14 @@ impl<'g> PreparedCheck<'g> {
 
 impl Prepared for PreparedCheck<'_> {
     fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd> {
+        if self.began.is_some_and(|it| it.elapsed() < self.interval) {
+            std::thread::sleep(WAIT);
+            return Ok(Step::WithinPass);
+        }
+        self.began = Some(Instant::now());
         let kernel = self.compare()?;
-        run.mismatches = kernel.mismatches;
-        run.measured.bytes_verified = kernel.values_compared * WORD_BYTES;
+        run.mismatches += kernel.mismatches;
+        run.measured.bytes_verified += kernel.values_compared * WORD_BYTES;
         if let Ok(kernel) = serde_json::to_value(&kernel) {
             run.detail.insert(DETAIL.to_owned(), kernel);
         }

@@ -149,6 +149,11 @@ impl Family {
     }
 }
 
+/// Why a GPU cannot multiply at all.
+pub(super) fn no_kernels((major, minor): (u32, u32)) -> String {
+    format!("the driver takes none of the embedded kernels for compute capability {major}.{minor}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

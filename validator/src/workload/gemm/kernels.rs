@@ -71,13 +71,13 @@ pub(crate) fn families(
 }
 
 /// The kernels that make operands and verify results.
-pub(crate) struct Support<'m, 'c, 'a> {
-    generate_operand: Kernel<'m, 'c, 'a>,
-    verify_strips: Kernel<'m, 'c, 'a>,
-    compare_elements: Kernel<'m, 'c, 'a>,
-    multiply_rows: Kernel<'m, 'c, 'a>,
-    multiply_columns: Kernel<'m, 'c, 'a>,
-    flip_bit: Kernel<'m, 'c, 'a>,
+pub(crate) struct Support<'c, 'a> {
+    generate_operand: Kernel<'c, 'a>,
+    verify_strips: Kernel<'c, 'a>,
+    compare_elements: Kernel<'c, 'a>,
+    multiply_rows: Kernel<'c, 'a>,
+    multiply_columns: Kernel<'c, 'a>,
+    flip_bit: Kernel<'c, 'a>,
     striding: LaunchShape,
 }
 
@@ -91,8 +91,8 @@ pub(super) struct Matrix {
     pub(super) columns: u32,
 }
 
-impl<'m, 'c, 'a> Support<'m, 'c, 'a> {
-    pub(crate) fn of(module: &'m Module<'c, 'a>, multiprocessors: u32) -> CudaResult<Self> {
+impl<'c, 'a> Support<'c, 'a> {
+    pub(crate) fn of(module: &Module<'c, 'a>, multiprocessors: u32) -> CudaResult<Self> {
         Ok(Self {
             generate_operand: module.kernel(c"generate_operand", 0)?,
             verify_strips: module.kernel(c"verify_strips", 0)?,
@@ -200,7 +200,7 @@ impl<'m, 'c, 'a> Support<'m, 'c, 'a> {
         layout: &Layout,
         product: u64,
         (row, word): (u32, u32),
-        gemm: &Gemm<'_, '_, '_>,
+        gemm: &Gemm<'_, '_>,
     ) -> CudaResult<()> {
         let shape = layout.shape;
         let arguments = [
@@ -318,15 +318,15 @@ pub(super) fn cut(product: u64) -> u32 {
 }
 
 /// What multiplies.
-pub(crate) struct Gemm<'m, 'c, 'a> {
-    by: Multiplier<'m, 'c, 'a>,
+pub(crate) struct Gemm<'c, 'a> {
+    by: Multiplier<'c, 'a>,
     pub(crate) operand: OperandType,
     /// Rows and columns of a tile, in elements; where no multiprocessors are noted it is empty.
     pub(super) tile: (u32, u32),
 }
 
-enum Multiplier<'m, 'c, 'a> {
-    Kernel(GemmKernel<'m, 'c, 'a>),
+enum Multiplier<'c, 'a> {
+    Kernel(GemmKernel<'c, 'a>),
     Cublaslt {
         library: Rc<Cublaslt>,
         /// Address and size of memory that the library may use.
@@ -335,8 +335,8 @@ enum Multiplier<'m, 'c, 'a> {
 }
 
 /// One of the embedded kernels.
-struct GemmKernel<'m, 'c, 'a> {
-    kernel: Kernel<'m, 'c, 'a>,
+struct GemmKernel<'c, 'a> {
+    kernel: Kernel<'c, 'a>,
     family: Family,
     block: u32,
     shared_bytes: u32,
@@ -351,7 +351,7 @@ pub(super) enum Operands {
     Plan([u64; 2], Box<ProductPlan>),
 }
 
-impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
+impl<'c, 'a> Gemm<'c, 'a> {
     /// Who multiplies, as the table of reference rates names it.
     pub(in crate::workload) fn kernels_name(&self) -> &'static str {
         match &self.by {
@@ -362,7 +362,7 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
 
     /// The embedded kernel of this family.
     pub(crate) fn of(
-        module: &'m Module<'c, 'a>,
+        module: &Module<'c, 'a>,
         family: Family,
         operand: OperandType,
         device: &Device<'_>,
@@ -505,7 +505,7 @@ impl<'m, 'c, 'a> Gemm<'m, 'c, 'a> {
     }
 }
 
-impl GemmKernel<'_, '_, '_> {
+impl GemmKernel<'_, '_> {
     fn launch_shape(&self, shape: Shape, tile: (u32, u32)) -> LaunchShape {
         let rows = shape.side / tile.0;
         let columns = shape.side / tile.1;

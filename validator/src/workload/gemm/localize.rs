@@ -13,9 +13,9 @@ use validator_core::facts::ElementMismatch;
 pub(super) const EXAMPLES_MAXIMUM: usize = 8;
 
 /// What is needed to look at results again.
-pub(super) struct Localizer<'x, 'm, 'c, 'a> {
-    pub(super) support: &'x Support<'m, 'c, 'a>,
-    pub(super) gemm: &'x Gemm<'m, 'c, 'a>,
+pub(super) struct Localizer<'x, 'c, 'a> {
+    pub(super) support: &'x Support<'c, 'a>,
+    pub(super) gemm: &'x Gemm<'c, 'a>,
     pub(super) operands: &'x Operands,
     pub(super) arena: &'x DeviceMemory<'c, 'a>,
     pub(super) layout: &'x Layout,
@@ -31,7 +31,7 @@ pub(super) struct Localized {
     pub(super) elements: Vec<(u64, u32, u32, u64)>,
 }
 
-impl Localizer<'_, '_, '_, '_> {
+impl Localizer<'_, '_, '_> {
     /// Finds the causes of the records of products since `first_product`. Of `examples_wanted` the
     /// products are computed again.
     pub(super) fn look(

@@ -42,7 +42,7 @@ pub(super) struct OperandComparison {
 
 /// Has the GPU compute the checksums of both operands; the first result's memory is overwritten.
 pub(super) fn operand_checksums(
-    support: &Support<'_, '_, '_>,
+    support: &Support<'_, '_>,
     arena: &DeviceMemory<'_, '_>,
     layout: &Layout,
     (mode, seed): (OperandMode, u64),
@@ -114,7 +114,7 @@ fn strip_of_operand(operand: OperandType, mode: OperandMode, seed: u64, strip: u
 /// Copies words that the host knows to the GPU and back, and words that the GPU generated to the
 /// host. `arena` must hold 4 MiB, else nothing is proved.
 pub(crate) fn prove_copies(
-    support: &Support<'_, '_, '_>,
+    support: &Support<'_, '_>,
     arena: &DeviceMemory<'_, '_>,
 ) -> Result<Option<CopyProof>, CudaFailure> {
     let bytes = COPIED_STRIPS * (WORDS * 4) as u64;

@@ -57,7 +57,7 @@ fn element_tolerance(operand: OperandType) -> f64 {
 /// residual as a multiple of what is allowed; infinite where nothing is allowed, or nothing is
 /// finite.
 pub(super) fn freivalds(
-    support: &Support<'_, '_, '_>,
+    support: &Support<'_, '_>,
     arena: &DeviceMemory<'_, '_>,
     (layout, result): (&Layout, u64),
     mode: OperandMode,

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use super::certificates::EXPIRED_SERVER;
 use super::cluster::{Cluster, Plugin, role};
 use super::gpu_pods;
-use super::ran::validator;
 use super::server::{CHECKS_TOKEN, CHECKS_USER, Server};
 use super::{JOBS, step};
 use harness::simulate::{PreparedNode, Simulator};

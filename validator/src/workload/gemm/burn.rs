@@ -1,67 +1,67 @@
-//! `gpu-validator worker burn`: burns one GPU and reports twice a second.
+//! The burn as a workload: products at the power limit over all of the memory, by the better of two
+//! engines, for a share of the time in each precision.
+//!
+//! A step is a whole precision, which reports twice a second and heeds SIGTERM itself.
 
-use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use validator_core::plan::EngineChoice;
 
-use super::cublaslt;
-use super::images::{Family, Image};
+use super::images::{Family, Image, no_kernels};
 use super::kernels::{Gemm, Support, families, operand_type};
 use super::operand_proof::prove_copies;
-use super::sweep::{BurningGpu, Moment, Sweeps, Trial, choose_layout, run, try_out};
-use crate::cuda::{
-    CUDA_ERROR_OUT_OF_MEMORY, Context, Cublaslt, CudaFailure, Device, DeviceMemory, Module,
-};
+use super::product::GemmGpu;
+use super::shape::Layout;
+use super::sizing::{Pace, choose_layout};
+use super::sweep::{Progress, Sweep, Sweeps};
+use super::trial::{Trial, try_out};
+use super::{arena, cublaslt};
+use crate::cuda::{Cublaslt, CudaFailure, DeviceMemory, Module};
 use crate::plan::MemoryShare;
 use crate::probe::PowerKind;
 use crate::probe::with_power_meter;
 use crate::worker::clock;
-use crate::worker::device_isolation::Attempt;
-use crate::worker::protocol::{GO, LOAD_BEGAN, RUN, Reporter, STANDING_BY};
-use crate::workload::WorkerGpu;
+use crate::worker::protocol::{LOAD_BEGAN, RUN, Reporter};
 use crate::workload::check::check;
-use crate::workload::contention::{ROOM_BYTES, busy_if_others_came};
-use crate::workload::start::{FIRST_USE_OF_CONTEXT, device_with, exited, retry_with_all_nodes};
-use validator_core::facts::{
-    BurnEngine, BurnRun, KernelRun, Precision, PrecisionRun, ReferenceProof, WorkerEnd,
-};
+use crate::workload::contention::{NO_ROOM, ROOM_BYTES};
+use crate::workload::start::{FIRST_USE_OF_CONTEXT, exited};
+use crate::workload::{Prepared, Step, WorkerGpu, Workload};
+use validator_core::facts::{BurnEngine, BurnRun, Precision, PrecisionRun, WorkerEnd, WorkloadRun};
 
-/// The assignment of one worker, as its command line carries it.
+/// The burn as an assignment has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct BurnTask {
-    /// UUID of the GPU or MIG device.
-    pub(crate) device: String,
     pub(crate) seconds: f64,
     /// Empty: the hottest.
     pub(crate) precisions: Vec<Precision>,
-    pub(crate) memory: MemoryShare,
     pub(crate) inject: u32,
     pub(crate) seed: u64,
     #[serde(default)]
     pub(crate) engine: EngineChoice,
-    /// Gets ready, and waits on standard input for the word to begin.
-    #[serde(default)]
-    pub(crate) standby: bool,
     /// Runs the check kernel first.
     #[serde(default)]
     pub(crate) check_kernel: bool,
 }
 
+/// Name of the detail that holds the [`BurnRun`]. Its end, its notes on the start, and the time of
+/// its stop are those of the [`WorkloadRun`].
+pub(crate) const DETAIL: &str = "burn";
+/// The field that holds the result of the check kernel.
+pub(crate) const KERNEL: &str = "kernel";
+
 /// The step in which engines are tried.
 pub(crate) const TRYING_ENGINES: &str = "trying both engines";
 
-/// What is taken less at a time when memory is short.
-const SHRINK_BYTES: u64 = 64 << 20;
-/// Attempts to get memory, each 2 % smaller.
-const ALLOCATIONS_MAXIMUM: u32 = 25;
 /// What cuBLASLt may use besides: what NVIDIA recommends for Hopper, and more than others need.
 // Source: cuBLAS documentation, cublasSetWorkspace.
 const WORKSPACE_BYTES: u64 = 32 << 20;
+/// Interval between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// How long each of two engines is tried.
 const TRIAL: Duration = Duration::from_secs(1);
 /// The parts of a trial: which engine multiplies, and whether that counts. The first part warms the
@@ -84,146 +84,194 @@ const SAME_POWER_ERRORS: f64 = 3.0;
 // far: on GPUs older than Hopper, by what NOTES.md has for the sm_80 kernels.
 const CLEAR_LEAD: f64 = 0.09;
 
-/// `gpu-validator worker burn --task JSON`. If it `is_alone` it can open no other GPU's device
-/// node; what came of an attempt to work so is `alone_failed`.
-pub(crate) fn run_worker(task: &str, is_alone: bool, alone_failed: Option<String>) -> Attempt {
-    let reporter = Reporter::new();
-    let mut worker = Worker::new(&reporter);
-    worker.run.notes.extend(alone_failed.map(|reason| {
-        format!("CUDA did not start while only this GPU's device node could be opened: {reason}")
-    }));
-    let end = match serde_json::from_str::<BurnTask>(task) {
-        Ok(task) => match (worker.device(&task), is_alone) {
-            (Err(end), true) => return retry_with_all_nodes(end),
-            (device, _) => device
-                .and_then(|device| worker.burn(&task, device))
-                .map_err(|end| {
-                    busy_if_others_came(end, worker.had_no_room, &task.device, &reporter)
-                }),
-        },
-        Err(error) => Err(exited(format!("the task cannot be read: {error}"))),
-    };
-    if let (true, Err(end)) = (worker.owes_kernel, &end) {
-        reporter.field("kernel", &KernelRun::without_result(end.clone()));
-    }
-    worker.run.end = end.err().unwrap_or(WorkerEnd::Finished);
-    worker.tell();
-    reporter.done();
-    Attempt::Completed
-}
+impl Workload for BurnTask {
+    type Prepared<'g> = PreparedBurn<'g>;
 
-struct Worker<'t> {
-    reporter: &'t Reporter,
-    started: Instant,
-    /// Of that, waited for the word to begin.
-    waited: Duration,
-    run: BurnRun,
-    /// The check kernel was requested and not reported yet.
-    owes_kernel: bool,
-    /// Hardly any memory was free, too little for products.
-    had_no_room: bool,
-    stop: Arc<AtomicBool>,
-    injected_found: u64,
-    load_was_told: Cell<bool>,
-}
-
-impl<'t> Worker<'t> {
-    fn new(reporter: &'t Reporter) -> Self {
-        Self {
+    fn prepare<'g>(
+        &self,
+        gpus: &'g [WorkerGpu],
+        budget: MemoryShare,
+        reporter: &'g Reporter,
+        run: &mut WorkloadRun,
+    ) -> Result<PreparedBurn<'g>, WorkerEnd> {
+        let [gpu] = gpus else {
+            let count = gpus.len();
+            return Err(exited(format!(
+                "the worker has {count} GPUs instead of one"
+            )));
+        };
+        let mut burn = BurnRun {
+            seed: self.seed,
+            requested_s: self.seconds,
+            ..BurnRun::empty(WorkerEnd::Finished)
+        };
+        let resources = self.take(gpu, budget, reporter, &mut burn);
+        write_detail(&burn, run);
+        let (gemm_gpu, library, workspace) = resources?;
+        run.memory.free_bytes = burn.memory_free_bytes;
+        run.memory.used_bytes = gemm_gpu.arena.bytes();
+        let mut prepared = PreparedBurn {
+            task: self.clone(),
+            worker_gpu: gpu,
+            gpu: gemm_gpu,
+            library,
+            workspace,
             reporter,
-            started: Instant::now(),
-            waited: Duration::ZERO,
-            run: BurnRun::empty(WorkerEnd::Finished),
-            owes_kernel: false,
+            precisions: VecDeque::new(),
+            share_s: self.seconds,
+            run: burn,
+            first_step: None,
             had_no_room: false,
-            stop: Arc::default(),
             injected_found: 0,
-            load_was_told: Cell::new(false),
+            load_was_told: false,
+        };
+        let precisions = prepared.precisions_for(gpu.device.compute_capability()?);
+        #[expect(clippy::cast_precision_loss, reason = "at most seven")]
+        if !precisions.is_empty() {
+            prepared.share_s /= precisions.len() as f64;
         }
+        prepared.precisions = precisions.into();
+        write_detail(&prepared.run, run);
+        Ok(prepared)
     }
+}
 
-    /// Reports the burn's progress. The burn goes on with or without a reader.
-    fn tell(&self) {
-        if self.run.measured_s > 0.0 && !self.load_was_told.replace(true) {
-            let began_s = clock::now_s() - self.run.load_s();
-            self.reporter.field(LOAD_BEGAN, &began_s);
-        }
-        self.reporter.newest(RUN, &self.run);
-    }
+/// The GPU with its memory, cuBLASLt where there is one, and memory that it may use.
+type Resources<'g> = (
+    Rc<GemmGpu<'g, 'static>>,
+    Option<Rc<Cublaslt>>,
+    Option<DeviceMemory<'g, 'static>>,
+);
 
-    /// The GPU to burn, with CUDA started.
-    fn device(&mut self, task: &BurnTask) -> Result<Device<'static>, WorkerEnd> {
-        self.run.seed = task.seed;
-        self.run.requested_s = task.seconds;
-        self.owes_kernel = task.check_kernel;
-        device_with(&task.device, self.reporter)
-    }
-
-    fn burn(&mut self, task: &BurnTask, device: Device<'static>) -> Result<(), WorkerEnd> {
-        let gpu = WorkerGpu::of(&task.device, device, self.reporter)?;
+impl BurnTask {
+    fn take<'g>(
+        &self,
+        gpu: &'g WorkerGpu,
+        budget: MemoryShare,
+        reporter: &Reporter,
+        burn: &mut BurnRun,
+    ) -> Result<Resources<'g>, WorkerEnd> {
         let (device, context) = (&gpu.device, &gpu.context);
         let capability = device.compute_capability()?;
-        if task.check_kernel {
-            let run = check(&gpu, self.reporter)?;
-            self.reporter.field("kernel", &run);
-            self.owes_kernel = false;
+        if self.check_kernel {
+            let kernel = check(gpu, reporter)?;
+            reporter.field(KERNEL, &kernel);
         }
-        self.reporter.step(FIRST_USE_OF_CONTEXT);
+        reporter.step(FIRST_USE_OF_CONTEXT);
         let (module, _) = Family::Support
             .load(context, capability)?
             .ok_or_else(|| exited(no_kernels(capability)))?;
         let support = Support::of(&module, device.multiprocessors()?)?;
-        let library = self.library(task)?;
-        self.reporter.step("cuMemAlloc");
+        let library = self.library(reporter, burn)?;
+        reporter.step("cuMemAlloc");
         let workspace = match &library {
             Some(_) => context.allocate(WORKSPACE_BYTES).ok(),
             None => None,
         };
-        let arena = self.allocate(context, task.memory)?;
-        self.reporter.step("copying to the GPU and back");
-        self.run.copies = prove_copies(&support, &arena)?;
-        let stop = Arc::clone(&self.stop);
-        let burning = BurningGpu {
+        let (free, _) = context.memory_bytes()?;
+        burn.memory_free_bytes = free;
+        let arena = arena::allocate(context, budget, free)?;
+        burn.notes.extend(arena.note);
+        reporter.step("copying to the GPU and back");
+        burn.copies = prove_copies(&support, &arena.memory)?;
+        let gpu = GemmGpu {
             context,
-            support: &support,
-            arena: &arena,
-            stop: &stop,
+            support,
+            arena: arena.memory,
+            stop: Arc::new(AtomicBool::new(false)),
         };
-        let precisions = self.precisions_for(task, capability);
-        let mut share_s = task.seconds;
-        #[expect(clippy::cast_precision_loss, reason = "at most seven")]
-        if !precisions.is_empty() {
-            share_s /= precisions.len() as f64;
+        Ok((Rc::new(gpu), library, workspace))
+    }
+
+    /// cuBLASLt, where it is wanted and works.
+    fn library(
+        &self,
+        reporter: &Reporter,
+        burn: &mut BurnRun,
+    ) -> Result<Option<Rc<Cublaslt>>, WorkerEnd> {
+        if self.engine == EngineChoice::Ptx {
+            "the embedded kernels were asked for".clone_into(&mut burn.engine_choice);
+            return Ok(None);
         }
-        let engines = Engines {
-            library: library.as_ref(),
-            workspace: workspace
-                .as_ref()
-                .map_or((0, 0), |it| (it.address(), it.bytes())),
-        };
-        if !self.may_begin(task.standby) {
-            return Ok(());
-        }
-        for precision in &precisions {
-            if self.stop.load(Ordering::Relaxed) {
-                break;
+        reporter.step("loading cuBLASLt");
+        match cublaslt::find() {
+            Ok(library) => {
+                if self.engine == EngineChoice::Cublaslt {
+                    "cuBLASLt was asked for".clone_into(&mut burn.engine_choice);
+                }
+                Ok(Some(library))
             }
-            self.burn_precision(&burning, device, &engines, *precision, task, share_s)?;
+            Err(reason) if self.engine == EngineChoice::Cublaslt => {
+                Err(exited(format!("cuBLASLt was asked for: {reason}")))
+            }
+            Err(reason) => {
+                burn.engine_choice = format!("the embedded kernels serve: {reason}");
+                Ok(None)
+            }
         }
-        let stopped = Instant::now();
-        drop(arena);
-        drop(workspace);
-        drop(library);
-        drop(module);
-        drop(gpu);
-        self.run.stop_ms = Some(stopped.elapsed().as_secs_f64() * 1000.0);
-        if task.inject > 0 {
+    }
+}
+
+fn write_detail(burn: &BurnRun, run: &mut WorkloadRun) {
+    if let Ok(burn) = serde_json::to_value(burn) {
+        run.detail.insert(DETAIL.to_owned(), burn);
+    }
+}
+
+/// A GPU with its memory, and the precisions that are left.
+pub(crate) struct PreparedBurn<'g> {
+    task: BurnTask,
+    worker_gpu: &'g WorkerGpu,
+    gpu: Rc<GemmGpu<'g, 'static>>,
+    workspace: Option<DeviceMemory<'g, 'static>>,
+    library: Option<Rc<Cublaslt>>,
+    reporter: &'g Reporter,
+    precisions: VecDeque<Precision>,
+    /// Time of each.
+    share_s: f64,
+    run: BurnRun,
+    first_step: Option<Instant>,
+    /// Hardly any memory was free, too little for products.
+    had_no_room: bool,
+    injected_found: u64,
+    load_was_told: bool,
+}
+
+impl Prepared for PreparedBurn<'_> {
+    /// The next precision.
+    fn step(&mut self, run: &mut WorkloadRun) -> Result<Step, WorkerEnd> {
+        if self.first_step.is_none() {
+            self.first_step = Some(Instant::now());
+            // Until now SIGTERM ends the process wherever it is, since nothing is measured that
+            // would be lost. Without the handler it still does, and earlier reports count.
+            let stop = Arc::clone(&self.gpu.stop);
+            let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, stop);
+        }
+        let burned = match self.precisions.pop_front() {
+            Some(precision) if !self.gpu.shall_stop() => self.burn_precision(precision, run),
+            _ => Ok(()),
+        };
+        write_detail(&self.run, run);
+        burned?;
+        if self.precisions.is_empty() || self.gpu.shall_stop() {
+            return Ok(Step::EndOfPass);
+        }
+        Ok(Step::WithinPass)
+    }
+
+    fn finish(mut self, run: &mut WorkloadRun) -> Result<(), WorkerEnd> {
+        if self.task.inject > 0 {
             self.run.notes.push(format!(
                 "{} bits were flipped on purpose, {} of them were found at their element and bit",
                 self.run.injected, self.injected_found
             ));
         }
-        if self.run.precisions.is_empty() && !self.stop.load(Ordering::Relaxed) {
+        write_detail(&self.run, run);
+        let is_stopped = self.first_step.is_none() || self.gpu.shall_stop();
+        if self.run.precisions.is_empty() && !is_stopped {
+            if self.had_no_room {
+                run.detail.insert(NO_ROOM.to_owned(), true.into());
+            }
             return Err(exited(format!(
                 "nothing could be multiplied: {}",
                 self.run.notes.join("; ")
@@ -231,31 +279,29 @@ impl<'t> Worker<'t> {
         }
         Ok(())
     }
+}
 
-    /// Waits for the order to begin, if requested. Until then SIGTERM ends the process wherever it
-    /// is, since nothing is measured that would be lost; from then on it requests the end.
-    fn may_begin(&mut self, standby: bool) -> bool {
-        if standby {
-            self.reporter.step(STANDING_BY);
-            let since = Instant::now();
-            let mut line = String::new();
-            if std::io::stdin().read_line(&mut line).is_err() || line.trim() != GO {
-                return false;
-            }
-            self.waited = since.elapsed();
+impl<'g> PreparedBurn<'g> {
+    /// Reports the burn's progress. The burn goes on with or without a reader.
+    fn tell(&mut self, run: &mut WorkloadRun) {
+        if self.run.measured_s > 0.0 && !self.load_was_told {
+            self.load_was_told = true;
+            let began_s = clock::now_s() - self.run.load_s();
+            self.reporter.field(LOAD_BEGAN, &began_s);
         }
-        // Without the handler SIGTERM still ends the process, and earlier reports count.
-        let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&self.stop));
-        true
+        write_detail(&self.run, run);
+        self.reporter.newest(RUN, run);
     }
 
-    /// Since the start, less what was waited.
-    fn elapsed(&self) -> Duration {
-        self.started.elapsed().saturating_sub(self.waited)
+    /// Since the start of the process, less what it waited for its release.
+    fn elapsed(&self, run: &WorkloadRun) -> Duration {
+        let before = Duration::try_from_secs_f64(run.measured.start_ms / 1000.0);
+        let since = self.first_step.map(|it| it.elapsed());
+        before.unwrap_or_default() + since.unwrap_or_default()
     }
 
     /// What was requested and this GPU has; what it does not have is noted.
-    fn precisions_for(&mut self, task: &BurnTask, capability: (u32, u32)) -> Vec<Precision> {
+    fn precisions_for(&mut self, capability: (u32, u32)) -> Vec<Precision> {
         // Tensor cores heat a GPU most: BF16 drew the power limit of every GPU that has it
         // (NOTES.md).
         let hottest = if capability >= (8, 0) {
@@ -263,11 +309,11 @@ impl<'t> Worker<'t> {
         } else {
             Precision::Fp32
         };
-        if task.precisions.is_empty() {
+        if self.task.precisions.is_empty() {
             return vec![hottest];
         }
         let mut precisions = Vec::new();
-        for precision in &task.precisions {
+        for precision in &self.task.precisions {
             if families(operand_type(*precision), capability)
                 .next()
                 .is_none()
@@ -283,106 +329,47 @@ impl<'t> Worker<'t> {
         precisions
     }
 
-    /// As much memory as is requested; where the driver does not give it, less.
-    fn allocate<'c, 'a>(
-        &mut self,
-        context: &'c Context<'a>,
-        share: MemoryShare,
-    ) -> Result<DeviceMemory<'c, 'a>, WorkerEnd> {
-        let (free, _) = context.memory_bytes()?;
-        self.run.memory_free_bytes = free;
-        let asked = share.of(free);
-        // On a GPU without any free memory a byte is requested, so that the driver returns its
-        // error.
-        let mut bytes = asked.min(free).max(1);
-        for _ in 0..ALLOCATIONS_MAXIMUM {
-            match context.allocate(bytes) {
-                Ok(memory) => {
-                    if bytes < asked {
-                        self.run.notes.push(format!(
-                            "{asked} bytes of memory were asked for, the driver gave {bytes}"
-                        ));
-                    }
-                    return Ok(memory);
-                }
-                Err(CudaFailure::Status {
-                    code: CUDA_ERROR_OUT_OF_MEMORY,
-                    ..
-                }) if bytes > SHRINK_BYTES => {
-                    bytes -= (bytes / 50).max(SHRINK_BYTES).min(bytes / 2);
-                }
-                Err(failure) => return Err(failure.into()),
-            }
-        }
-        Ok(context.allocate(bytes)?)
-    }
-
-    /// cuBLASLt, where it is wanted and works.
-    fn library(&mut self, task: &BurnTask) -> Result<Option<Rc<Cublaslt>>, WorkerEnd> {
-        if task.engine == EngineChoice::Ptx {
-            "the embedded kernels were asked for".clone_into(&mut self.run.engine_choice);
-            return Ok(None);
-        }
-        self.reporter.step("loading cuBLASLt");
-        match cublaslt::find() {
-            Ok(library) => {
-                if task.engine == EngineChoice::Cublaslt {
-                    "cuBLASLt was asked for".clone_into(&mut self.run.engine_choice);
-                }
-                Ok(Some(library))
-            }
-            Err(reason) if task.engine == EngineChoice::Cublaslt => {
-                Err(exited(format!("cuBLASLt was asked for: {reason}")))
-            }
-            Err(reason) => {
-                self.run.engine_choice = format!("the embedded kernels serve: {reason}");
-                Ok(None)
-            }
-        }
-    }
-
     /// Multiplies in one precision, by the engine that is requested or that is better.
     fn burn_precision(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        device: &Device<'_>,
-        engines: &Engines<'_>,
         precision: Precision,
-        task: &BurnTask,
-        share_s: f64,
+        run: &mut WorkloadRun,
     ) -> Result<(), WorkerEnd> {
         let operand = operand_type(precision);
-        let loaded = self.kernels(gpu, device, precision)?;
+        let gpu = Rc::clone(&self.gpu);
+        let loaded = self.kernels(precision)?;
+        let device = &self.worker_gpu.device;
         let kernels = match &loaded {
-            Some((family, module, _)) => Gemm::of(module, *family, operand, device)?,
+            Some((family, module, _)) => Gemm::of(module, *family, operand, device)?.map(Rc::new),
             None => None,
         };
-        let library = engines
-            .library
-            .map(|library| Gemm::by_cublaslt(library, operand, engines.workspace));
+        let workspace = self.workspace.as_ref();
+        let workspace = workspace.map_or((0, 0), |it| (it.address(), it.bytes()));
+        let found = self.library.clone();
+        let library = found
+            .as_ref()
+            .map(|library| Rc::new(Gemm::by_cublaslt(library, operand, workspace)));
         let asked = Sweeps {
-            duration: Duration::try_from_secs_f64(share_s).unwrap_or_default(),
-            seed: task.seed,
-            inject: task.inject,
+            duration: Duration::try_from_secs_f64(self.share_s).unwrap_or_default(),
+            seed: self.task.seed,
+            inject: self.task.inject,
+            pace: Pace::BURN,
         };
-        let Some(chosen) =
-            self.choose(gpu, [kernels.as_ref(), library.as_ref()], precision, task)?
-        else {
+        let offered = [kernels.as_deref(), library.as_deref()];
+        let Some(chosen) = self.choose(&gpu, offered, precision, run)? else {
             return Ok(());
         };
         if gpu.shall_stop() {
             return Ok(());
         }
-        let (engine, both) = match (chosen.engine, &loaded, engines.library) {
-            (EngineChoice::Cublaslt, _, Some(found)) => {
-                (by_library(found), (library.as_ref(), kernels.as_ref()))
-            }
+        let (engine, both) = match (chosen.engine, &loaded, &found) {
+            (EngineChoice::Cublaslt, _, Some(found)) => (by_library(found), (library, kernels)),
             (_, Some((family, _, image)), _) => {
                 let note = format!("kernels {} as {image}", family.name());
                 if !self.run.notes.contains(&note) {
                     self.run.notes.push(note);
                 }
-                (by_kernels(*family), (kernels.as_ref(), library.as_ref()))
+                (by_kernels(*family), (kernels, library))
             }
             _ => return Ok(()),
         };
@@ -391,25 +378,24 @@ impl<'t> Worker<'t> {
             self.reporter.step(&format!("{precision} products"));
             let products = PrecisionRun {
                 engine: Some(engine),
-                ..empty_products(precision, first.kernels_name())
+                ..PrecisionRun::empty(precision, first.kernels_name())
             };
-            self.sweep(gpu, (first, second), chosen.layout, asked, products)?;
+            self.sweep((first, second), chosen.layout, asked, (products, run))?;
         }
         Ok(())
     }
 
     /// The fastest embedded kernels of this precision that the driver takes.
-    fn kernels<'c, 'a>(
+    fn kernels(
         &mut self,
-        gpu: &BurningGpu<'_, '_, 'c, 'a>,
-        device: &Device<'_>,
         precision: Precision,
-    ) -> Result<Option<(Family, Module<'c, 'a>, Image)>, WorkerEnd> {
-        let capability = device.compute_capability()?;
+    ) -> Result<Option<(Family, Module<'g, 'static>, Image)>, WorkerEnd> {
+        let context = self.gpu.context;
+        let capability = self.worker_gpu.device.compute_capability()?;
         for family in families(operand_type(precision), capability) {
             self.reporter
                 .step(&format!("loading the {} kernels", family.name()));
-            if let Some((module, image)) = family.load(gpu.context, capability)? {
+            if let Some((module, image)) = family.load(context, capability)? {
                 return Ok(Some((family, module, image)));
             }
             self.run.notes.push(format!(
@@ -424,26 +410,27 @@ impl<'t> Worker<'t> {
     /// noted.
     fn choose(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        [kernels, library]: [Option<&Gemm<'_, '_, '_>>; 2],
+        gpu: &GemmGpu<'_, '_>,
+        [kernels, library]: [Option<&Gemm<'_, '_>>; 2],
         precision: Precision,
-        task: &BurnTask,
+        run: &WorkloadRun,
     ) -> Result<Option<Chosen>, WorkerEnd> {
-        if let (EngineChoice::Auto, Some(kernels), Some(library)) = (task.engine, kernels, library)
-            && let Some(chosen) = self.better(gpu, [kernels, library], precision, task)?
+        let wanted = self.task.engine;
+        if let (EngineChoice::Auto, Some(kernels), Some(library)) = (wanted, kernels, library)
+            && let Some(chosen) = self.better(gpu, [kernels, library], precision, run)?
         {
             return Ok(Some(chosen));
         }
         let by_library = (library, EngineChoice::Cublaslt);
         let by_kernels = (kernels, EngineChoice::Ptx);
-        let in_order = match task.engine {
+        let in_order = match wanted {
             EngineChoice::Cublaslt => [by_library, by_kernels],
             _ => [by_kernels, by_library],
         };
         self.reporter.step(&format!("sizing {precision} products"));
         for (gemm, engine) in in_order {
             let layout = match gemm {
-                Some(gemm) => choose_layout(gpu, gemm)?,
+                Some(gemm) => choose_layout(gpu, gemm, Pace::BURN)?,
                 None => None,
             };
             if let Some(layout) = layout {
@@ -454,7 +441,7 @@ impl<'t> Worker<'t> {
                     "cuBLASLt has no way to multiply {precision} with these types"
                 ));
             }
-            if task.engine == engine && task.engine == EngineChoice::Cublaslt {
+            if wanted == engine && wanted == EngineChoice::Cublaslt {
                 return Ok(None);
             }
         }
@@ -469,32 +456,33 @@ impl<'t> Worker<'t> {
     /// Tries both engines for a second each. `None` where one of them cannot multiply.
     fn better(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        engines: [&Gemm<'_, '_, '_>; 2],
+        gpu: &GemmGpu<'_, '_>,
+        engines: [&Gemm<'_, '_>; 2],
         precision: Precision,
-        task: &BurnTask,
+        run: &WorkloadRun,
     ) -> Result<Option<Chosen>, WorkerEnd> {
         self.reporter.step(&format!("sizing {precision} products"));
-        let [kernels, library] = engines.map(|gemm| choose_layout(gpu, gemm));
+        let [kernels, library] = engines.map(|gemm| choose_layout(gpu, gemm, Pace::BURN));
         let (Some(kernels), Some(library)) = (kernels?, library?) else {
             return Ok(None);
         };
         let layouts = [kernels, library];
         // A burn must not be mostly trials.
         #[expect(clippy::cast_precision_loss, reason = "at most seven")]
-        let precisions = task.precisions.len().max(1) as f64;
-        let share_s = task.seconds / 20.0 / precisions;
+        let precisions = self.task.precisions.len().max(1) as f64;
+        let share_s = self.task.seconds / 20.0 / precisions;
         let duration = TRIAL.min(Duration::try_from_secs_f64(share_s).unwrap_or(TRIAL)) / 2;
         let mut trials: [Option<Trial>; 2] = [None; 2];
         let mut began = Duration::ZERO;
-        let kind = with_power_meter(&task.device, |power| {
-            began = self.elapsed();
+        let seed = self.task.seed;
+        let kind = with_power_meter(&self.worker_gpu.device.uuid()?, |power| {
+            began = self.elapsed(run);
             for (index, counts) in TRIAL_PARTS {
                 if gpu.shall_stop() {
                     break;
                 }
                 self.reporter.step(TRYING_ENGINES);
-                let how = (task.seed, duration);
+                let how = (seed, duration);
                 let part = try_out(gpu, engines[index], &layouts[index], how, power)?;
                 if let Some(part) = part.filter(|_| counts) {
                     trials[index] = Some(trials[index].map_or(part, |it| it.and(part)));
@@ -528,46 +516,72 @@ impl<'t> Worker<'t> {
 
     fn sweep(
         &mut self,
-        gpu: &BurningGpu<'_, '_, '_, '_>,
-        engines: (&Gemm<'_, '_, '_>, Option<&Gemm<'_, '_, '_>>),
-        layout: (super::shape::Layout, f64),
+        engines: Engines<'g>,
+        layout: (Layout, f64),
         asked: Sweeps,
-        mut products: PrecisionRun,
+        (mut products, run): (PrecisionRun, &mut WorkloadRun),
     ) -> Result<(), WorkerEnd> {
-        let (burned_before_s, stood_before_s) = (self.run.measured_s, self.run.stood_still_s);
-        let (injected_before, found_before) = (self.run.injected, self.injected_found);
+        let before = SweptBefore {
+            burned_s: self.run.measured_s,
+            stood_s: self.run.stood_still_s,
+            injected: self.run.injected,
+            found: self.injected_found,
+        };
         self.run.precisions.push(products.clone());
-        let result = run(gpu, engines, layout, asked, &mut products, &mut |moment| {
-            if self.run.start_to_load_ms <= 0.0 {
-                let since_load = moment.elapsed + moment.stood_still;
-                let to_load = self.elapsed().saturating_sub(since_load);
-                self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
-            }
-            self.run.measured_s = burned_before_s + moment.elapsed.as_secs_f64();
-            self.run.stood_still_s = stood_before_s + moment.stood_still.as_secs_f64();
-            self.run.injected = injected_before + moment.injected;
-            self.injected_found = found_before + moment.injected_found;
-            if moment.is_due {
-                self.listen(&moment);
-            }
-            if moment.is_last {
-                // On a host with little time for this process that takes longer than reports may.
-                self.reporter.step("comparing rows with the host's");
-            }
-            !self.stop.load(Ordering::Relaxed)
+        let sweep = Sweep::new(&self.gpu, engines, layout, asked, &mut products)?;
+        let swept = sweep.map_or(Ok(()), |sweep| {
+            self.follow(sweep, &before, &mut products, run)
         });
         if let Some(last) = self.run.precisions.last_mut() {
             *last = products;
         }
-        Ok(result?)
+        swept
     }
 
-    fn listen(&mut self, moment: &Moment<'_>) {
-        if let Some(last) = self.run.precisions.last_mut() {
-            last.clone_from(moment.run);
+    /// Steps the products to their end, and reports twice a second.
+    fn follow(
+        &mut self,
+        mut sweep: Sweep<'_, '_>,
+        before: &SweptBefore,
+        products: &mut PrecisionRun,
+        run: &mut WorkloadRun,
+    ) -> Result<(), WorkerEnd> {
+        let mut reported: Option<Instant> = None;
+        let mut is_swept = false;
+        loop {
+            let progress = sweep.step(products)?;
+            if progress == Progress::Done {
+                return Ok(());
+            }
+            // The first report follows the first batch: the parent expects the next one soon.
+            let is_news = progress != Progress::Proving && !is_swept;
+            let Some(moment) = sweep.moment(products).filter(|_| is_news) else {
+                continue;
+            };
+            is_swept = progress == Progress::Swept;
+            if self.run.start_to_load_ms <= 0.0 {
+                let since_load = moment.elapsed + moment.stood_still;
+                let to_load = self.elapsed(run).saturating_sub(since_load);
+                self.run.start_to_load_ms = to_load.as_secs_f64() * 1000.0;
+            }
+            self.run.measured_s = before.burned_s + moment.elapsed.as_secs_f64();
+            self.run.stood_still_s = before.stood_s + moment.stood_still.as_secs_f64();
+            self.run.injected = before.injected + moment.injected;
+            self.injected_found = before.found + moment.injected_found;
+            if is_swept || reported.is_none_or(|it| it.elapsed() >= REPORT_INTERVAL) {
+                reported = Some(Instant::now());
+                if let Some(last) = self.run.precisions.last_mut() {
+                    last.clone_from(products);
+                }
+                self.run.memory_used_bytes =
+                    self.run.memory_used_bytes.max(moment.memory_used_bytes);
+                self.tell(run);
+            }
+            if is_swept {
+                // On a host with little time for this process that takes longer than reports may.
+                self.reporter.step("comparing rows with the host's");
+            }
         }
-        self.run.memory_used_bytes = self.run.memory_used_bytes.max(moment.memory_used_bytes);
-        self.tell();
     }
 
     /// The run's engine is that of its first precision; kernels of further families are added to
@@ -601,17 +615,21 @@ fn by_library(library: &Cublaslt) -> BurnEngine {
     }
 }
 
-/// What there is besides the embedded kernels.
-struct Engines<'l> {
-    library: Option<&'l Rc<Cublaslt>>,
-    /// Address and bytes of memory that the library may use.
-    workspace: (u64, u64),
+/// The state of the run before the products of a precision.
+struct SweptBefore {
+    burned_s: f64,
+    stood_s: f64,
+    injected: u64,
+    found: u64,
 }
+
+/// What multiplies, and what multiplies exact operands once, too.
+type Engines<'g> = (Rc<Gemm<'g, 'static>>, Option<Rc<Gemm<'g, 'static>>>);
 
 /// Who multiplies, and how large.
 struct Chosen {
     engine: EngineChoice,
-    layout: (super::shape::Layout, f64),
+    layout: (Layout, f64),
 }
 
 /// The better of two engines, and by what. The embedded kernels need nothing but the driver, so
@@ -651,30 +669,6 @@ fn power_text(kind: Option<PowerKind>, readings: u32) -> String {
         ),
         None => "power could not be read".to_owned(),
     }
-}
-
-fn empty_products(precision: Precision, kernels: &str) -> PrecisionRun {
-    PrecisionRun {
-        precision,
-        kernels: kernels.to_owned(),
-        engine: None,
-        m: 0,
-        n: 0,
-        k: 0,
-        products: 0,
-        products_verified: 0,
-        gpu_time_s: 0.0,
-        tflops: 0.0,
-        tflops_intervals: Vec::new(),
-        reference: ReferenceProof::default(),
-        mismatches: 0,
-        nonfinite: 0,
-        examples: Vec::new(),
-    }
-}
-
-fn no_kernels((major, minor): (u32, u32)) -> String {
-    format!("the driver takes none of the embedded kernels for compute capability {major}.{minor}")
 }
 
 #[cfg(test)]
