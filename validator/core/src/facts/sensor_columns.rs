@@ -113,6 +113,10 @@ fn numbers<T: TryFrom<i64>>(
     column.iter().map(&mut number).collect()
 }
 
+fn at<T: Copy>(column: &[Option<T>], index: usize) -> Option<T> {
+    column.get(index).copied().flatten()
+}
+
 impl SensorColumns {
     /// The samples, unless a column is shorter or longer than that of the times or leaves its
     /// range.
@@ -132,16 +136,16 @@ impl SensorColumns {
             reason = "milliseconds of a burn"
         )]
         let sample = |index: usize| {
-            let t_ms = times[index].ok_or("samples have no time: null in t_ms")?;
+            let t_ms = at(&times, index).ok_or("samples have no time: null in t_ms")?;
             Ok(SensorSample {
                 t: (t_ms as f64 / 1000.0) as f32,
-                power_mw: power_mw[index],
-                sm_mhz: sm_mhz[index],
-                memory_mhz: memory_mhz[index],
-                gpu_c: gpu_c[index],
-                memory_c: memory_c[index],
-                reasons: reasons[index].map(i64::cast_unsigned),
-                utilization_percent: utilization[index],
+                power_mw: at(&power_mw, index),
+                sm_mhz: at(&sm_mhz, index),
+                memory_mhz: at(&memory_mhz, index),
+                gpu_c: at(&gpu_c, index),
+                memory_c: at(&memory_c, index),
+                reasons: at(&reasons, index).map(i64::cast_unsigned),
+                utilization_percent: at(&utilization, index),
             })
         };
         (0..count).map(sample).collect()
