@@ -17,7 +17,7 @@ const SECTIONS: [&str; 4] = ["Why", "How it is judged", "What to do", "Source"];
 
 /// The stages in the order in which a run goes through them.
 const STAGES: [&str; 3] = ["Host", "Gpu", "Load"];
-const JUDGES: [&str; 3] = ["Host", "EachGpu", "EachEnvironment"];
+const JUDGES: [&str; 4] = ["Host", "EachGpu", "EachGpuAmongAll", "EachEnvironment"];
 const LEVELS: [&str; 4] = ["Image", "Quick", "Standard", "Extended"];
 
 /// Write validator/core/src/checks/mod.rs and CHECKS.md from the files of the checks
@@ -280,7 +280,7 @@ same on the machine.
 }
 
 fn subject(check: &Check) -> &'static str {
-    ["host", "each GPU", "each Python environment"][check.judge]
+    ["host", "each GPU", "each GPU", "each Python environment"][check.judge]
 }
 
 #[cfg(test)]

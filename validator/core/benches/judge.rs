@@ -9,6 +9,7 @@ use validator_core::findings::Run;
 use validator_core::level::Level;
 use validator_core::profile::Profile;
 use validator_core::report::{HumanStyle, html, human, json, junit, markdown, metrics};
+use validator_core::test_machine::burned_node_of;
 
 fn main() {
     divan::main();
@@ -97,6 +98,24 @@ fn read_judge_and_report_json(bencher: divan::Bencher<'_, '_>) {
         let facts = Facts::from_json(&text).expect("they were just written");
         let run = Run::judged(facts, &profile, Run::BUILT_IN_PROFILE, Level::Standard);
         json(&run)
+    });
+}
+
+/// No node has as many: facts from outside may claim it.
+#[divan::bench(args = [1_000, 4_000, 20_000], sample_count = 3)]
+fn judge_many_gpus(bencher: divan::Bencher<'_, '_>, gpus: usize) {
+    let (facts, profile) = (burned_node_of(gpus), Profile::default());
+    bencher.bench(|| validator_core::judge(&facts, &profile, Level::Standard));
+}
+
+#[divan::bench(args = [1_000, 4_000, 20_000], sample_count = 3)]
+fn read_judge_and_report_many_gpus(bencher: divan::Bencher<'_, '_>, gpus: usize) {
+    let text = serde_json::to_vec(&burned_node_of(gpus)).expect("facts are plain data");
+    let profile = Profile::default();
+    bencher.bench(|| {
+        let facts = Facts::from_json(&text).expect("they were just written");
+        let run = Run::judged(facts, &profile, Run::BUILT_IN_PROFILE, Level::Standard);
+        (json(&run), human(&run, HumanStyle::default()))
     });
 }
 

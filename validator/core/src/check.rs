@@ -29,10 +29,16 @@ pub enum Judge {
     Host(fn(&Facts, &Profile) -> Judgement),
     /// Each GPU that NVML lists.
     EachGpu(fn(&GpuFacts, &Facts, &Profile) -> Judgement),
+    /// The same, for a check that compares a GPU with the others: it computes once of all what it
+    /// compares with, so that the time does not grow with the square of the number of GPUs.
+    EachGpuAmongAll(for<'f> fn(&'f Facts, &'f Profile) -> JudgeGpu<'f>),
     /// Each Python environment with a GPU package, and each that the profile or `--python` names;
     /// with a framework, each that has the framework.
     EachEnvironment(Option<Framework>, JudgeEnvironment),
 }
+
+/// Judges one GPU of the facts for which it was made.
+pub type JudgeGpu<'f> = Box<dyn Fn(&GpuFacts) -> Judgement + 'f>;
 
 /// Judges one Python environment.
 pub type JudgeEnvironment = fn(&PythonEnvironment, &Facts, &Profile) -> Judgement;

@@ -172,7 +172,7 @@ pub(crate) fn api<'a>(facts: &'a Facts, profile: &Profile) -> Result<&'a ApiFact
 pub(crate) fn named<'a>(ids: impl IntoIterator<Item = &'a str>) -> String {
     const NAMED_MAXIMUM: usize = 4;
     let ids: Vec<&str> = ids.into_iter().collect();
-    let mut text = ids[..ids.len().min(NAMED_MAXIMUM)].join(", ");
+    let mut text = ids.get(..NAMED_MAXIMUM).unwrap_or(&ids).join(", ");
     if ids.len() > NAMED_MAXIMUM {
         text = format!("{text} and {} more", ids.len() - NAMED_MAXIMUM);
     }

@@ -9,6 +9,7 @@ use crate::facts::{Facts, GpuFacts, PciDevice};
 use crate::kernel_log_events::KernelEvent;
 use crate::profile::{Profile, ServiceRequirement};
 use crate::reference::{self, Ec2InstanceRow, GpuModel, KernelModuleSupport};
+use crate::siblings::NameCounts;
 
 /// A value that a machine must have, and its source.
 #[derive(Clone, Debug, PartialEq)]
@@ -317,9 +318,14 @@ pub(crate) fn pcie_width(gpu: &GpuFacts, profile: &Profile) -> Option<Expected<u
 /// The model's number holds only where a whole board of eight is in the machine: bridges and
 /// partitions of a board rightly connect fewer (Azure's `NCv5` has 12 of 18 by design, a single
 /// passed-through GPU of an HGX board none).
-pub(crate) fn nvlinks(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Option<Expected<u32>> {
+pub(crate) fn nvlinks(
+    gpu: &GpuFacts,
+    counts: &NameCounts<'_>,
+    facts: &Facts,
+    profile: &Profile,
+) -> Option<Expected<u32>> {
     let model =
-        gpu_model(gpu).filter(|it| it.whole_board_nvlinks && is_on_a_whole_board(gpu, facts));
+        gpu_model(gpu).filter(|it| it.whole_board_nvlinks && is_on_a_whole_board(gpu, counts));
     expected(
         profile.gpus.nvlinks,
         ec2_instance(facts).and_then(|row| Some((row, row.nvlinks?))),
@@ -329,14 +335,8 @@ pub(crate) fn nvlinks(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Optio
 
 /// A whole board of this GPU's model is in the machine; GPUs of other models are none of its
 /// business.
-pub(crate) fn is_on_a_whole_board(gpu: &GpuFacts, facts: &Facts) -> bool {
-    gpus_of_this_model(gpu, facts) == GPUS_OF_A_WHOLE_BOARD
-}
-
-/// How many GPUs of the machine have this GPU's name, itself included.
-pub(crate) fn gpus_of_this_model(gpu: &GpuFacts, facts: &Facts) -> usize {
-    let alike = |it: &&GpuFacts| it.name.value().is_none() || it.name == gpu.name;
-    facts.gpus.iter().filter(alike).count()
+pub(crate) fn is_on_a_whole_board(gpu: &GpuFacts, counts: &NameCounts<'_>) -> bool {
+    counts.of_this_model(gpu) == GPUS_OF_A_WHOLE_BOARD
 }
 
 /// The power limit that must be in force, in milliwatts: the profile's, else the GPU's own default.
@@ -523,11 +523,11 @@ mod tests {
         let mine = profile("gpus: {count: 4, model: NVIDIA H200, nvlinks: 12}");
         assert_eq!(told(gpu_count(&facts, &mine)), Some((4, by_profile())));
         assert_eq!(
-            told(nvlinks(&h200(), &facts, &mine)),
+            told(nvlinks(&h200(), &NameCounts::of(&facts), &facts, &mine)),
             Some((12, by_profile()))
         );
         assert_eq!(
-            told(nvlinks(&h200(), &facts, &none)),
+            told(nvlinks(&h200(), &NameCounts::of(&facts), &facts, &none)),
             Some((18, by_instance()))
         );
         assert_eq!(gpu_count(&node(8, &h200()), &none), None);
@@ -552,7 +552,10 @@ mod tests {
     #[test]
     fn nvlinks_of_the_model_hold_on_a_whole_board_only() {
         let none = Profile::default();
-        let of = |count, gpu: &GpuFacts| told(nvlinks(gpu, &node(count, gpu), &none));
+        let of = |count, gpu: &GpuFacts| {
+            let facts = node(count, gpu);
+            told(nvlinks(gpu, &NameCounts::of(&facts), &facts, &none))
+        };
         assert_eq!(of(8, &h200()), Some((18, "GPU model H200 SXM".to_owned())));
         // One passed-through GPU of a board: its links lead to switches that the host keeps.
         assert_eq!(of(1, &h200()), None);

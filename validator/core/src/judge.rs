@@ -1,7 +1,10 @@
 //! Applies every check to every subject, and the profile's severities to the outcomes.
 
+use std::cell::LazyCell;
+use std::collections::HashSet;
+
 use crate::after_load::{self, worse_of};
-use crate::check::{Check, Entry, Judge, JudgeEnvironment};
+use crate::check::{Check, Entry, Judge, JudgeEnvironment, JudgeGpu};
 use crate::diagnosis;
 use crate::environment::subjects;
 use crate::facts::{Facts, Framework, GpuFacts};
@@ -33,9 +36,21 @@ pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
                 findings.push(finding(entry.check, facts, Subject::Host, outcome));
             }
             Judge::EachGpu(judge_gpu) => {
+                let one_by_one =
+                    |facts| -> JudgeGpu<'_> { Box::new(move |gpu| judge_gpu(gpu, facts, profile)) };
                 findings.extend(judge_each_gpu(
                     entry.check,
-                    judge_gpu,
+                    one_by_one,
+                    (facts, &unlisted),
+                    after.as_ref(),
+                    profile,
+                    level,
+                ));
+            }
+            Judge::EachGpuAmongAll(among_all) => {
+                findings.extend(judge_each_gpu(
+                    entry.check,
+                    |facts| among_all(facts, profile),
                     (facts, &unlisted),
                     after.as_ref(),
                     profile,
@@ -55,31 +70,37 @@ pub fn judge(facts: &Facts, profile: &Profile, level: Level) -> Vec<Finding> {
         }
     }
     // A stable sort keeps the order of the checks within a subject.
-    findings.sort_by_cached_key(|it| subject_rank(facts, &it.subject));
+    let unlisted: HashSet<&GpuSubject> = unlisted.iter().collect();
+    findings.sort_by_cached_key(|it| subject_rank(facts, &unlisted, &it.subject));
     findings
 }
 
-fn judge_each_gpu(
+fn judge_each_gpu<'f>(
     check: &Check,
-    judge_gpu: fn(&GpuFacts, &Facts, &Profile) -> Judgement,
-    (facts, unlisted): (&Facts, &[GpuSubject]),
-    after: Option<&Facts>,
+    judge_gpus: impl Fn(&'f Facts) -> JudgeGpu<'f>,
+    (facts, unlisted): (&'f Facts, &[GpuSubject]),
+    after: Option<&'f Facts>,
     profile: &Profile,
     level: Level,
 ) -> Vec<Finding> {
-    let judge_one = |gpu: &GpuFacts, facts: &Facts| {
+    let judge_one = |gpu: &GpuFacts, judge_gpu: &JudgeGpu<'_>| {
         if check.id != REPORTS_LOST_GPU && a_lost_gpu_is_reported(gpu, profile) {
             return Ok(Outcome::skip(format!(
                 "this GPU is lost, which {REPORTS_LOST_GPU} reports"
             )));
         }
-        judge_gpu(gpu, facts, profile)
+        judge_gpu(gpu)
     };
+    // Only where a GPU is judged.
+    let judge_before = LazyCell::new(|| judge_gpus(facts));
+    let after = of_both_readings(check, after);
+    let judge_after = LazyCell::new(|| after.map(|it| (it, judge_gpus(it))));
     let listed = facts.gpus.iter().enumerate().map(|(index, gpu)| {
         let outcome = outcome_of(check, facts, profile, level, || {
-            let after = of_both_readings(check, after)
-                .and_then(|after| Some(judge_one(after.gpus.get(index)?, after)));
-            worse_of(judge_one(gpu, facts), after)
+            let after = judge_after
+                .as_ref()
+                .and_then(|(after, judge_gpu)| Some(judge_one(after.gpus.get(index)?, judge_gpu)));
+            worse_of(judge_one(gpu, &judge_before), after)
         });
         finding(check, facts, Subject::Gpu(GpuSubject::of(gpu)), outcome)
     });
@@ -305,10 +326,12 @@ fn share_of_probe_time(check: &Check, facts: &Facts) -> f64 {
     share_ms / 1000.0
 }
 
-fn subject_rank(facts: &Facts, subject: &Subject) -> usize {
+/// A GPU that is not listed would be searched for in vain for each of its findings.
+fn subject_rank(facts: &Facts, unlisted: &HashSet<&GpuSubject>, subject: &Subject) -> usize {
     let gpus = facts.gpus.len();
     match subject {
         Subject::Host => 0,
+        Subject::Gpu(subject) if unlisted.contains(subject) => gpus + 1,
         Subject::Gpu(subject) => subject
             .position_in(facts)
             .map_or(gpus + 1, |position| position + 1),
@@ -514,8 +537,13 @@ mod tests {
     /// The findings of the checks that judge each GPU, about the first GPU.
     fn about_the_first_gpu(facts: &Facts) -> Vec<Finding> {
         let each_gpu = |id: &str| {
-            ALL.iter()
-                .any(|it| it.check.id == id && matches!(it.check.judge, Judge::EachGpu(_)))
+            ALL.iter().any(|it| {
+                it.check.id == id
+                    && matches!(
+                        it.check.judge,
+                        Judge::EachGpu(_) | Judge::EachGpuAmongAll(_)
+                    )
+            })
         };
         let first = crate::findings::GpuSubject::of(&facts.gpus[0]);
         judge_all(facts)

@@ -175,9 +175,9 @@ impl Xid {
             .split(|c: char| c.is_whitespace() || matches!(c, ',' | '.' | ';'))
             .filter(|it| !it.is_empty())
             .collect();
-        words
-            .windows(2)
-            .any(|pair| matches!(pair[0], "RST:" | "D-RST:") && pair[1].eq_ignore_ascii_case("yes"))
+        words.array_windows().any(|[name, value]| {
+            matches!(*name, "RST:" | "D-RST:") && value.eq_ignore_ascii_case("yes")
+        })
     }
 
     /// The multiprocessor or the client of one that the text names: `GPC 3, TPC 1, SM 0` of Xid 13,
@@ -192,11 +192,12 @@ impl Xid {
             31 => {
                 let words: Vec<&str> = self.detail.split_whitespace().collect();
                 let at = words.iter().position(|it| it.starts_with("GPCCLIENT_"))?;
+                let client = words.get(at)?;
                 // Without the GPC's number the client is one of several.
                 let gpc = words
                     .get(at.checked_sub(1)?)
                     .filter(|it| it.starts_with("GPC"))?;
-                Some(format!("{gpc} {}", words[at]))
+                Some(format!("{gpc} {client}"))
             }
             _ => None,
         }
@@ -322,7 +323,11 @@ pub fn events(records: &[KernelLogRecord]) -> Vec<TimedEvent> {
             KernelEvent::HungTask { .. } | KernelEvent::KernelCrash | KernelEvent::Lockup { .. }
         );
         if may_be_of_another_driver
-            && !is_in_the_driver(task_of(&event), record, &records[index + 1..])
+            && !is_in_the_driver(
+                task_of(&event),
+                record,
+                records.get(index + 1..).unwrap_or_default(),
+            )
         {
             continue;
         }
@@ -557,9 +562,9 @@ fn parse_nvlink_detail(detail: &str) -> Option<NvlinkXid> {
     let words: Vec<&str> = detail.split_whitespace().collect();
     let fatal = severity_word(detail)?;
     let link = words
-        .windows(2)
-        .find(|pair| pair[0] == "Link")
-        .and_then(|pair| leading_number(pair[1]).map(|(number, _)| number));
+        .array_windows()
+        .find(|[name, _]| *name == "Link")
+        .and_then(|[_, number]| leading_number(number).map(|(number, _)| number));
     let interrupt_info = detail
         .split_once("(0x")
         .and_then(|(_, rest)| rest.split(|c: char| !c.is_ascii_hexdigit()).next())
@@ -838,23 +843,23 @@ fn parse_driver_message(text: &str) -> Option<KernelEvent> {
 /// it. A UUID or a time of day does not pass: both lack the exact widths.
 fn first_pci_address(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
-    let mut start = 0;
-    while start < bytes.len() {
-        let boundary = start == 0 || !bytes[start - 1].is_ascii_hexdigit();
-        if boundary && let Some(address) = pci_address_at(&bytes[start..]) {
+    let mut rest = bytes;
+    let mut is_boundary = true;
+    while let Some((first, others)) = rest.split_first() {
+        if is_boundary && let Some(address) = pci_address_at(rest) {
             return Some(address);
         }
-        start += 1;
+        is_boundary = !first.is_ascii_hexdigit();
+        rest = others;
     }
     None
 }
 
 fn pci_address_at(bytes: &[u8]) -> Option<String> {
     let hex_run = |from: usize| {
-        bytes[from.min(bytes.len())..]
-            .iter()
-            .take_while(|byte| byte.is_ascii_hexdigit())
-            .count()
+        let from = bytes.get(from..).unwrap_or_default();
+        let digits = from.iter().take_while(|byte| byte.is_ascii_hexdigit());
+        digits.count()
     };
     let domain_digits = hex_run(0);
     if domain_digits != 4 && domain_digits != 8 {
@@ -867,9 +872,9 @@ fn pci_address_at(bytes: &[u8]) -> Option<String> {
         return None;
     }
     let number = |from: usize, digits: usize| {
-        std::str::from_utf8(&bytes[from..from + digits])
-            .ok()
-            .and_then(|it| u32::from_str_radix(it, 16).ok())
+        let digits = bytes.get(from..from + digits)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        u32::from_str_radix(digits, 16).ok()
     };
     let function_at = device_at + 3;
     let function = if bytes.get(device_at + 2) == Some(&b'.') {

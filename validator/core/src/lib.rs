@@ -39,15 +39,21 @@ mod cause;
 pub mod check;
 mod checks;
 pub mod comparison;
+// Here and below: its texts come from outside, and an index past their end would be a panic.
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod device_ids;
 pub mod diagnosis;
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod environment;
 mod expect;
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod facts;
 pub mod findings;
 pub mod fleet;
 mod judge;
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod kernel_log_events;
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod kernel_log_selection;
 pub mod layouts;
 pub mod level;
@@ -59,9 +65,11 @@ pub mod reference;
 pub mod report;
 pub mod selection;
 pub mod sentinel;
+mod siblings;
 mod tally;
 #[doc(hidden)]
 pub mod test_machine;
+#[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod visible_devices;
 mod words;
 pub mod worker_id;

@@ -68,8 +68,11 @@ fn position_of(entry: &str, uuids: &[&str]) -> Option<usize> {
     if entry.len() <= "GPU-".len() {
         return None;
     }
-    let mut fitting = (0..uuids.len()).filter(|at| digits(uuids[*at]).starts_with(&entry));
-    let first = fitting.next()?;
+    let mut fitting = uuids
+        .iter()
+        .enumerate()
+        .filter(|(_, uuid)| digits(uuid).starts_with(&entry));
+    let (first, _) = fitting.next()?;
     fitting.next().is_none().then_some(first)
 }
 

@@ -57,7 +57,7 @@ fn list_as_json() -> anyhow::Result<String> {
             level: entry.check.level,
             subject: match entry.check.judge {
                 Judge::Host(_) => "host",
-                Judge::EachGpu(_) => "gpu",
+                Judge::EachGpu(_) | Judge::EachGpuAmongAll(_) => "gpu",
                 Judge::EachEnvironment(..) => "environment",
             },
             documentation_url: entry.check.documentation_url,
@@ -74,7 +74,7 @@ fn list() -> String {
             let check = entry.check;
             let subject = match check.judge {
                 Judge::Host(_) => "host",
-                Judge::EachGpu(_) => "each GPU",
+                Judge::EachGpu(_) | Judge::EachGpuAmongAll(_) => "each GPU",
                 Judge::EachEnvironment(..) => "each environment",
             };
             format!(

@@ -21,19 +21,22 @@
 //! NVIDIA, `GPUDirect` RDMA, <https://docs.nvidia.com/cuda/gpudirect-rdma/>; `nvidia-smi -q` states
 //! 256 GiB on an H200 with 141 GiB of memory.
 
-use crate::check::{Check, Judge};
+use std::collections::HashMap;
+
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::facts::{Facts, GpuFacts, PciDevice};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
 use crate::queries;
+use crate::siblings::pci_devices_by_address;
 
 pub(crate) const CHECK: Check = Check {
     id: "bar1_memory",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/cuda/gpudirect-rdma/",
 };
 
@@ -45,7 +48,31 @@ const BYTES_PER_MIB: u64 = 1 << 20;
 const REMEDY: &str = "enable Above 4G decoding and resizable BAR in the system's firmware; give a virtual machine enough 64-bit \
                       MMIO space";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What is known of all devices of the PCI bus together.
+struct Bus<'f> {
+    was_read: bool,
+    devices: HashMap<&'f str, &'f PciDevice>,
+    /// The largest region of the devices with an id.
+    largest_bytes: HashMap<u16, u64>,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let mut largest_bytes: HashMap<u16, u64> = HashMap::new();
+    for device in facts.host.pci_devices.value().into_iter().flatten() {
+        if let Some(bytes) = device.largest_region_bytes {
+            let largest = largest_bytes.entry(device.device_id).or_default();
+            *largest = bytes.max(*largest);
+        }
+    }
+    let bus = Bus {
+        was_read: facts.host.pci_devices.value().is_some(),
+        devices: pci_devices_by_address(facts),
+        largest_bytes,
+    };
+    Box::new(move |gpu| judge(gpu, &bus, profile))
+}
+
+fn judge(gpu: &GpuFacts, bus: &Bus<'_>, profile: &Profile) -> Judgement {
     if gpu
         .virtualization_mode
         .value()
@@ -55,23 +82,17 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             "a virtual GPU has the regions that its hypervisor shows",
         ));
     }
-    let devices =
-        facts.host.pci_devices.value().ok_or_else(|| {
-            queries::reported_by("gpu_count", "the PCI bus was not read", profile)
-        })?;
-    let own = gpu
-        .pci_address
-        .value()
-        .and_then(|address| devices.iter().find(|it| it.address == *address));
+    if !bus.was_read {
+        let reason = "the PCI bus was not read";
+        return Err(queries::reported_by("gpu_count", reason, profile));
+    }
+    let address = gpu.pci_address.value().map(String::as_str);
+    let own = address.and_then(|it| bus.devices.get(it));
     let Some((device, bytes)) = own.and_then(|it| Some((it, it.largest_region_bytes?))) else {
         return Ok(Outcome::skip("/sys does not show the regions of this GPU"));
     };
-    let largest = devices
-        .iter()
-        .filter(|it| it.device_id == device.device_id)
-        .filter_map(|it: &PciDevice| it.largest_region_bytes)
-        .max()
-        .unwrap_or(bytes);
+    let largest = bus.largest_bytes.get(&device.device_id);
+    let largest = largest.copied().unwrap_or(bytes);
     let observed = mebibytes(bytes);
     if bytes < largest {
         return Ok(Outcome::fail(format!(

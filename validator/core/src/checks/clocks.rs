@@ -26,19 +26,20 @@
 //! differ (a T4 runs at 5000 of 5001).
 
 use crate::burned;
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::facts::{Clocks, Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::Greatest;
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
     id: "clocks",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
@@ -47,13 +48,42 @@ const MEMORY_CLOCK_MINIMUM: f64 = 0.95;
 
 const REMEDY: &str = "nvidia-smi --reset-gpu-clocks, --reset-memory-clocks and --reset-applications-clocks on this GPU, and find out who sets them";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// The greatest clock of a kind, by product name.
+type GreatestClock<'f> = Greatest<'f, &'f str, u32>;
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let greatest = |maximum: Maximum| {
+        Greatest::of(facts, |it| {
+            let mhz = maximum(it.clocks.value()?)?;
+            Some((it.name.value()?.as_str(), mhz))
+        })
+    };
+    let (sm, memory) = (greatest(max_sm_mhz), greatest(max_memory_mhz));
+    Box::new(move |gpu| judge(gpu, facts, profile, (&sm, &memory)))
+}
+
+type Maximum = fn(&Clocks) -> Option<u32>;
+
+fn max_sm_mhz(clocks: &Clocks) -> Option<u32> {
+    clocks.max_sm_mhz
+}
+
+fn max_memory_mhz(clocks: &Clocks) -> Option<u32> {
+    clocks.max_memory_mhz
+}
+
+fn judge(
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+    (sm, memory): (&GreatestClock<'_>, &GreatestClock<'_>),
+) -> Judgement {
     let clocks = gpu.clocks.applicable("clocks")?;
     worst_of([
         judge_memory_clock(clocks, gpu),
         judge_memory_clock_under_load(clocks, gpu, facts, profile),
-        Ok(judge_maximum("SM", gpu, facts, |it| it.max_sm_mhz)),
-        Ok(judge_maximum("memory", gpu, facts, |it| it.max_memory_mhz)),
+        Ok(judge_maximum("SM", gpu, max_sm_mhz, sm)),
+        Ok(judge_maximum("memory", gpu, max_memory_mhz, memory)),
     ])
 }
 
@@ -124,14 +154,13 @@ fn judge_memory_clock_under_load(
 fn judge_maximum(
     what: &str,
     gpu: &GpuFacts,
-    facts: &Facts,
-    maximum: fn(&Clocks) -> Option<u32>,
+    maximum: Maximum,
+    greatest: &GreatestClock<'_>,
 ) -> Outcome {
-    let siblings = facts.gpus.iter().filter(|it| {
-        it.uuid != gpu.uuid && it.name.value().is_some() && it.name.value() == gpu.name.value()
-    });
-    let of = |it: &GpuFacts| maximum(it.clocks.value()?);
-    let (Some(own_mhz), Some(greatest_mhz)) = (of(gpu), siblings.filter_map(of).max()) else {
+    let own_mhz = gpu.clocks.value().and_then(maximum);
+    let name = gpu.name.value().map(String::as_str);
+    let greatest_mhz = name.and_then(|it| greatest.of_others(&it, &gpu.uuid));
+    let (Some(own_mhz), Some(greatest_mhz)) = (own_mhz, greatest_mhz) else {
         return Outcome::skip(format!(
             "there is no other GPU to compare the greatest {what} clock with"
         ));

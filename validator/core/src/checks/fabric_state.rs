@@ -24,29 +24,57 @@
 //! <https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/>; DCGM fails every other
 //! state.
 
-use crate::check::{Check, Judge};
+use std::collections::HashMap;
+
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::expect::model_has;
-use crate::facts::{FabricState, Facts, GpuFacts};
+use crate::facts::{FabricState, Facts, GpuFacts, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::NameCounts;
 
 pub(crate) const CHECK: Check = Check {
     id: "fabric_state",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
 };
 
 /// Hopper, the first architecture that registers with a fabric.
 const FIRST_MAJOR_WITH_FABRIC: u32 = 9;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What is known of all GPUs together.
+struct Node<'f> {
+    counts: NameCounts<'f>,
+    has_switches: bool,
+    /// The fabrics in which GPUs of one name are registered.
+    fabrics: HashMap<&'f Reading<String>, Fabrics<'f>>,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let mut registered: HashMap<&Reading<String>, Vec<Fabric<'f>>> = HashMap::new();
+    for gpu in &facts.gpus {
+        if let Some(state) = gpu.fabric.value().filter(|it| it.state == "completed") {
+            let fabrics = registered.entry(&gpu.name).or_default();
+            fabrics.push(Fabric::of(state));
+        }
+    }
+    let fabrics = registered.into_iter();
+    let node = Node {
+        counts: NameCounts::of(facts),
+        has_switches: expect::fabric_manager(facts, profile).is_some_and(|it| it.value),
+        fabrics: fabrics.map(|(name, it)| (name, Fabrics::of(&it))).collect(),
+    };
+    Box::new(move |gpu| judge(gpu, &node))
+}
+
+fn judge(gpu: &GpuFacts, node: &Node<'_>) -> Judgement {
     let fabric = gpu
         .fabric
-        .required_if(must_have_a_fabric(gpu, facts, profile), "NVLink fabric")?;
+        .required_if(must_have_a_fabric(gpu, node), "NVLink fabric")?;
     let state = fabric.state.as_str();
     let trouble = if state != "completed" {
         format!(
@@ -60,7 +88,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         )
     } else if let Some(unhealthy) = fabric.unhealthy.as_ref().filter(|it| !it.is_empty()) {
         format!("the NVLink fabric is unhealthy: {}", unhealthy.join(", "))
-    } else if let Some(other) = other_fabric(gpu, fabric, facts) {
+    } else if let Some(other) = other_fabric(gpu, fabric, node) {
         other
     } else if expect::is_rack_scale(gpu) && fabric.cluster_uuid.as_deref().is_none_or(is_zero) {
         "registered with the NVLink fabric, but the cluster UUID is zero".to_owned()
@@ -79,32 +107,93 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
 
 /// The GPUs of one node are in one fabric: cluster and clique are the same. Of several fabrics the
 /// one with most GPUs is taken for right, and where none has most, every GPU is at fault.
-fn other_fabric(gpu: &GpuFacts, fabric: &FabricState, facts: &Facts) -> Option<String> {
-    let others = facts.gpus.iter().filter(|it| it.name == gpu.name);
-    let registered: Vec<&FabricState> = others
-        .filter_map(|it| it.fabric.value())
-        .filter(|it| it.state == "completed")
-        .collect();
-    let members = |of: &FabricState| registered.iter().filter(|it| is_one(it, of)).count();
-    let own = members(fabric);
-    let differs = registered
-        .iter()
-        .find(|it| !is_one(it, fabric) && members(it) >= own)?;
+fn other_fabric(gpu: &GpuFacts, fabric: &FabricState, node: &Node<'_>) -> Option<String> {
+    let own = Fabric::of(fabric);
+    let differs = node.fabrics.get(&gpu.name)?.at_least_as_large(own)?;
     Some(format!(
         "registered with clique {} of cluster {}, another GPU of this node with clique {} of cluster {}",
-        in_words(fabric.clique_id),
-        in_words(fabric.cluster_uuid.as_ref()),
-        in_words(differs.clique_id),
-        in_words(differs.cluster_uuid.as_ref()),
+        in_words(own.clique),
+        in_words(own.cluster),
+        in_words(differs.clique),
+        in_words(differs.cluster),
     ))
 }
 
-/// What one of them does not know does not differ.
-fn is_one(one: &FabricState, other: &FabricState) -> bool {
-    let clusters = one.cluster_uuid.as_ref().zip(other.cluster_uuid.as_ref());
-    let cliques = one.clique_id.zip(other.clique_id);
-    clusters.is_none_or(|(one, other)| one == other)
-        && cliques.is_none_or(|(one, other)| one == other)
+/// As far as a GPU knows its fabric.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Fabric<'f> {
+    cluster: Option<&'f str>,
+    clique: Option<u32>,
+}
+
+impl<'f> Fabric<'f> {
+    fn of(state: &'f FabricState) -> Self {
+        Self {
+            cluster: state.cluster_uuid.as_deref(),
+            clique: state.clique_id,
+        }
+    }
+
+    /// What one of them does not know does not differ.
+    fn is_one(self, other: Self) -> bool {
+        let clusters = self.cluster.zip(other.cluster);
+        let cliques = self.clique.zip(other.clique);
+        clusters.is_none_or(|(one, other)| one == other)
+            && cliques.is_none_or(|(one, other)| one == other)
+    }
+}
+
+/// Fabrics with the number of GPUs that may be members of each, in the order of the GPUs.
+struct Fabrics<'f> {
+    members: Vec<(Fabric<'f>, usize)>,
+}
+
+impl<'f> Fabrics<'f> {
+    fn of(registered: &[Fabric<'f>]) -> Self {
+        let mut counts: HashMap<Fabric<'f>, usize> = HashMap::new();
+        let mut of_clusters: HashMap<Option<&str>, usize> = HashMap::new();
+        let mut of_cliques: HashMap<Option<u32>, usize> = HashMap::new();
+        let mut different = Vec::new();
+        for fabric in registered {
+            let count = counts.entry(*fabric).or_default();
+            if *count == 0 {
+                different.push(*fabric);
+            }
+            *count += 1;
+            *of_clusters.entry(fabric.cluster).or_default() += 1;
+            *of_cliques.entry(fabric.clique).or_default() += 1;
+        }
+        let of_cluster = |it| of_clusters.get(&it).copied().unwrap_or_default();
+        let of_clique = |it| of_cliques.get(&it).copied().unwrap_or_default();
+        let exact = |cluster, clique| {
+            let count = counts.get(&Fabric { cluster, clique });
+            count.copied().unwrap_or_default()
+        };
+        let may_be_of = |it: &Fabric<'f>| match (it.cluster, it.clique) {
+            (Some(_), Some(_)) => {
+                exact(it.cluster, it.clique)
+                    + exact(it.cluster, None)
+                    + exact(None, it.clique)
+                    + exact(None, None)
+            }
+            (Some(_), None) => of_cluster(it.cluster) + of_cluster(None),
+            (None, Some(_)) => of_clique(it.clique) + of_clique(None),
+            (None, None) => registered.len(),
+        };
+        let members = different.into_iter();
+        Self {
+            members: members.map(|it| (it, may_be_of(&it))).collect(),
+        }
+    }
+
+    /// The first fabric that differs from `own` and has as many GPUs.
+    fn at_least_as_large(&self, own: Fabric<'_>) -> Option<Fabric<'f>> {
+        let of_own = self.members.iter().find(|(it, _)| *it == own);
+        let of_own = of_own.map_or(0, |(_, members)| *members);
+        let mut others = self.members.iter();
+        let other = others.find(|(it, members)| *members >= of_own && !it.is_one(own));
+        other.map(|(it, _)| *it)
+    }
 }
 
 fn in_words(value: Option<impl std::fmt::Display>) -> String {
@@ -115,15 +204,14 @@ fn is_zero(uuid: &str) -> bool {
     uuid.bytes().all(|it| matches!(it, b'0' | b'-'))
 }
 
-fn must_have_a_fabric(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> bool {
+fn must_have_a_fabric(gpu: &GpuFacts, node: &Node<'_>) -> bool {
     let is_new_enough = gpu
         .compute_capability
         .value()
         .is_some_and(|it| it.major >= FIRST_MAJOR_WITH_FABRIC);
-    let whole_board = expect::is_on_a_whole_board(gpu, facts)
+    let whole_board = expect::is_on_a_whole_board(gpu, &node.counts)
         && model_has(gpu, |model| model.whole_board_nvlinks);
-    let has_switches = expect::fabric_manager(facts, profile).is_some_and(|it| it.value);
-    is_new_enough && (whole_board || has_switches)
+    is_new_enough && (whole_board || node.has_switches)
 }
 
 #[cfg(test)]

@@ -40,12 +40,13 @@
 //! matter: Hochschild et al., Cores that don't count,
 //! <https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf>.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::burned;
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::facts::{
-    BurnEngine, BurnRun, ElementMismatch, Facts, GpuFacts, Precision, PrecisionRun, WorkerEnd,
+    BurnEngine, BurnRun, ElementMismatch, Facts, GpuFacts, Precision, PrecisionRun, Reading,
+    WorkerEnd,
 };
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
@@ -57,19 +58,122 @@ pub(crate) const CHECK: Check = Check {
     id: "gemm_numerics",
     stage: Stage::Load,
     level: Level::Standard,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s01-hochschild.pdf",
 };
 
 const REMEDY: &str = "take the node out of service and have the GPU inspected; keep this report";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What the GPUs multiplied together.
+struct Node<'f> {
+    facts: &'f Facts,
+    profile: &'f Profile,
+    /// How many GPUs have each checksum of the same product.
+    checksums: HashMap<Product<'f>, BTreeMap<&'f str, usize>>,
+    second_engines: HashMap<(&'f Reading<String>, Precision), SecondEngine<'f>>,
+    /// Burns of the GPUs of each name, and how many multiplied in each precision.
+    precisions: HashMap<&'f Reading<String>, (usize, BTreeMap<Precision, usize>)>,
+}
+
+/// GPUs of one name that multiplied it with the same engine have the same bits.
+#[derive(PartialEq, Eq, Hash)]
+struct Product<'f> {
+    name: &'f Reading<String>,
+    seed: u64,
+    engine: &'f BurnEngine,
+    precision: Precision,
+    size: (u32, u32, u32),
+}
+
+/// What the two engines gave on the GPUs of one name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SecondEngine<'f> {
+    AlikeOnAll(ExactProduct<'f>),
+    Different,
+}
+
+/// Elements in which the engines differ, and the checksum of the exact product.
+type ExactProduct<'f> = (Option<u64>, &'f str);
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let mut node = Node {
+        facts,
+        profile,
+        checksums: HashMap::new(),
+        second_engines: HashMap::new(),
+        precisions: HashMap::new(),
+    };
+    for gpu in &facts.gpus {
+        if let Ok(run) = burned::run_of(gpu, facts, profile) {
+            node.add(gpu, run);
+        }
+    }
+    Box::new(move |gpu| judge(gpu, &node))
+}
+
+impl<'f> Node<'f> {
+    /// Of several products of one kind the first counts.
+    fn add(&mut self, gpu: &'f GpuFacts, run: &'f BurnRun) {
+        let (mut products_seen, mut precisions_seen) = (HashSet::new(), HashSet::new());
+        let (runs, precisions) = self.precisions.entry(&gpu.name).or_default();
+        *runs += 1;
+        for products in &run.precisions {
+            *precisions.entry(products.precision).or_default() += 1;
+        }
+        for products in &run.precisions {
+            let checksum = products.reference.checksum.as_str();
+            if products_seen.insert(product(products, run, gpu)) && !checksum.is_empty() {
+                let checksums = self.checksums.entry(product(products, run, gpu));
+                *checksums.or_default().entry(checksum).or_default() += 1;
+            }
+            if precisions_seen.insert(products.precision) {
+                let own = SecondEngine::AlikeOnAll(exact_product(products));
+                let of_all = self.second_engines.entry((&gpu.name, products.precision));
+                let of_all = of_all.or_insert(own);
+                if *of_all != own {
+                    *of_all = SecondEngine::Different;
+                }
+            }
+        }
+    }
+
+    /// A precision that most GPUs of this model multiplied and this one did not, although its burn
+    /// ended well; `burn_completed` reports one that did not.
+    fn precision_of_others(&self, run: &BurnRun, gpu: &GpuFacts) -> Option<Precision> {
+        if run.end != WorkerEnd::Finished {
+            return None;
+        }
+        let (runs, counts) = self.precisions.get(&gpu.name)?;
+        let is_own = |it: Precision| run.precisions.iter().any(|own| own.precision == it);
+        let is_common = |count: usize| 2 * count > *runs;
+        let mut common = counts.iter().filter(|(_, count)| is_common(**count));
+        common.find(|(it, _)| !is_own(**it)).map(|(it, _)| *it)
+    }
+}
+
+fn product<'f>(products: &'f PrecisionRun, run: &'f BurnRun, gpu: &'f GpuFacts) -> Product<'f> {
+    Product {
+        name: &gpu.name,
+        seed: run.seed,
+        engine: engine_of(products, run),
+        precision: products.precision,
+        size: (products.m, products.n, products.k),
+    }
+}
+
+fn exact_product(products: &PrecisionRun) -> ExactProduct<'_> {
+    let proof = &products.reference;
+    (proof.second_engine_mismatches, &proof.exact_checksum)
+}
+
+fn judge(gpu: &GpuFacts, node: &Node<'_>) -> Judgement {
+    let (facts, profile) = (node.facts, node.profile);
     let run = burned::run_of(gpu, facts, profile)?;
     if run.precisions.is_empty() {
         return Ok(burned::missing("no product was verified", facts, profile));
     }
     copies_are_right(run)?;
-    if let Some(precision) = precision_of_others(run, gpu, facts, profile) {
+    if let Some(precision) = node.precision_of_others(run, gpu) {
         let text =
             format!("{precision}: no product was verified, other GPUs of this model multiplied it");
         return Ok(burned::missing(text, facts, profile));
@@ -77,37 +181,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     worst_of(
         run.precisions
             .iter()
-            .map(|products| judge_products(products, run, gpu, facts, profile)),
+            .map(|products| judge_products(products, run, gpu, node)),
     )
-}
-
-/// A precision that most GPUs of this model multiplied and this one did not, although its burn
-/// ended well; `burn_completed` reports one that did not.
-fn precision_of_others(
-    run: &BurnRun,
-    gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
-) -> Option<Precision> {
-    if run.end != WorkerEnd::Finished {
-        return None;
-    }
-    let mut counts: BTreeMap<Precision, usize> = BTreeMap::new();
-    let mut runs = 0;
-    for other in facts.gpus.iter().filter(|it| it.name == gpu.name) {
-        let Ok(its_run) = burned::run_of(other, facts, profile) else {
-            continue;
-        };
-        runs += 1;
-        for products in &its_run.precisions {
-            *counts.entry(products.precision).or_default() += 1;
-        }
-    }
-    let is_own = |precision: Precision| run.precisions.iter().any(|it| it.precision == precision);
-    counts
-        .into_iter()
-        .find(|(precision, count)| 2 * count > runs && !is_own(*precision))
-        .map(|(precision, _)| precision)
 }
 
 /// Wrong copies make every comparison wrong that follows: they are the cause, not the products.
@@ -132,9 +207,9 @@ fn judge_products(
     products: &PrecisionRun,
     run: &BurnRun,
     gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
+    node: &Node<'_>,
 ) -> Judgement {
+    let (facts, profile) = (node.facts, node.profile);
     let precision = products.precision;
     // A flipped bit may make a NaN, which is one wrong block and one result that is not finite.
     if run.injected > 0 && products.mismatches.max(products.nonfinite) <= run.injected {
@@ -146,7 +221,7 @@ fn judge_products(
     if let Some(text) = wrong_products::wrong_results(products) {
         return Ok(wrong_results(&text, products, run));
     }
-    engines_agree(products, run, gpu, facts, profile)?;
+    engines_agree(products, run, gpu, node)?;
     judge_reference(products, facts, profile)?;
     if products.products_verified == 0 {
         let text = format!("{precision}: no product was verified");
@@ -159,7 +234,7 @@ fn judge_products(
         );
         return Ok(burned::missing(text, facts, profile));
     }
-    agree_with_others(products, run, gpu, facts, profile)?;
+    agree_with_others(products, run, gpu, node)?;
     Ok(Outcome::pass(format!(
         "{precision}: every element of {} products of {} x {} x {} is right",
         products.products_verified, products.m, products.n, products.k
@@ -224,8 +299,7 @@ fn engines_agree(
     products: &PrecisionRun,
     run: &BurnRun,
     gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
+    node: &Node<'_>,
 ) -> Result<(), Outcome> {
     let proof = &products.reference;
     let Some(different) = proof.second_engine_mismatches.filter(|it| *it > 0) else {
@@ -241,17 +315,11 @@ fn engines_agree(
     let text = format!(
         "{precision}: cuBLASLt and the embedded kernels give other bits in {different} elements of a product of exact operands"
     );
-    let alike = |other: &GpuFacts| {
-        // A GPU that was not burned in this precision says nothing.
-        let its_run = burned::run_of(other, facts, profile).ok();
-        let its = its_run.and_then(|it| it.precisions.iter().find(|it| it.precision == precision));
-        its.is_none_or(|it| {
-            it.reference.second_engine_mismatches == proof.second_engine_mismatches
-                && it.reference.exact_checksum == proof.exact_checksum
-        })
-    };
-    let mut of_the_model = facts.gpus.iter().filter(|it| it.name == gpu.name);
-    if !library_is_right && kernels_are_right && of_the_model.all(alike) {
+    // A GPU that was not burned in this precision is no evidence.
+    let of_all = node.second_engines.get(&(&gpu.name, precision));
+    let own = SecondEngine::AlikeOnAll(exact_product(products));
+    let all_are_alike = of_all.is_none_or(|it| *it == own);
+    if !library_is_right && kernels_are_right && all_are_alike {
         return Err(Outcome::error(format!(
             "{text}; the kernels are right, and all GPUs of this model are alike: a bug of cuBLASLt is suspected"
         ))
@@ -295,24 +363,11 @@ fn agree_with_others(
     products: &PrecisionRun,
     run: &BurnRun,
     gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
+    node: &Node<'_>,
 ) -> Result<(), Outcome> {
-    let mut by_checksum: BTreeMap<&str, usize> = BTreeMap::new();
-    for other in facts.gpus.iter().filter(|it| it.name == gpu.name) {
-        let Ok(its_run) = burned::run_of(other, facts, profile) else {
-            continue;
-        };
-        let same = its_run.precisions.iter().find(|it| {
-            let comparable =
-                its_run.seed == run.seed && engine_of(it, its_run) == engine_of(products, run);
-            let what = (it.precision, it.m, it.n, it.k);
-            comparable && what == (products.precision, products.m, products.n, products.k)
-        });
-        if let Some(it) = same.filter(|it| !it.reference.checksum.is_empty()) {
-            *by_checksum.entry(&it.reference.checksum).or_default() += 1;
-        }
-    }
+    let Some(by_checksum) = node.checksums.get(&product(products, run, gpu)) else {
+        return Ok(());
+    };
     let all: usize = by_checksum.values().sum();
     let own = by_checksum
         .get(products.reference.checksum.as_str())

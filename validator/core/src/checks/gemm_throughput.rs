@@ -36,9 +36,13 @@
 //! (<https://github.com/huggingface/gpu-fryer>), `SuperBench` to 5 %. The rates:
 //! `validator/core/data/gemm_rates.yaml`.
 
+use std::collections::{HashMap, HashSet};
+
 use crate::burned;
-use crate::check::{Check, Judge};
-use crate::facts::{BurnRun, ClocksEventReasons, Facts, GpuFacts, PrecisionRun};
+use crate::check::{Check, Judge, JudgeGpu};
+use crate::facts::{
+    BurnEngine, BurnRun, ClocksEventReasons, Facts, GpuFacts, Precision, PrecisionRun, Reading,
+};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -50,7 +54,7 @@ pub(crate) const CHECK: Check = Check {
     id: "gemm_throughput",
     stage: Stage::Load,
     level: Level::Standard,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://github.com/huggingface/gpu-fryer",
 };
 
@@ -78,7 +82,119 @@ const PRODUCT_OVERHEAD_S: f64 = 20e-6;
 /// An element of a result, but for FP64, whose products are long.
 const RESULT_BYTES: u32 = 4;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// The rates of all GPUs that multiplied the same.
+struct Node<'f> {
+    facts: &'f Facts,
+    profile: &'f Profile,
+    rates: HashMap<Product<'f>, Rates<'f>>,
+}
+
+/// What GPUs multiplied whose rates are comparable.
+#[derive(PartialEq, Eq, Hash)]
+struct Product<'f> {
+    name: &'f Reading<String>,
+    engine: &'f BurnEngine,
+    precision: Precision,
+    size: (u32, u32, u32),
+    kernels: &'f str,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let mut rates: HashMap<Product<'f>, Vec<(f64, &'f Reading<String>)>> = HashMap::new();
+    for gpu in &facts.gpus {
+        let Ok(run) = burned::run_of(gpu, facts, profile) else {
+            continue;
+        };
+        // Of several products of one kind the first counts.
+        let mut seen = HashSet::new();
+        for products in &run.precisions {
+            let rate = burned::rate(products);
+            let is_first = seen.insert(product(products, run, gpu));
+            if is_first && rate.is_finite() && rate > 0.0 {
+                let rates = rates.entry(product(products, run, gpu)).or_default();
+                rates.push((rate, &gpu.uuid));
+            }
+        }
+    }
+    let rates = rates.into_iter();
+    let node = Node {
+        facts,
+        profile,
+        rates: rates.map(|(of, it)| (of, Rates::of(&it))).collect(),
+    };
+    Box::new(move |gpu| judge(gpu, &node))
+}
+
+fn product<'f>(products: &'f PrecisionRun, run: &'f BurnRun, gpu: &'f GpuFacts) -> Product<'f> {
+    Product {
+        name: &gpu.name,
+        engine: &run.engine,
+        precision: products.precision,
+        size: (products.m, products.n, products.k),
+        kernels: &products.kernels,
+    }
+}
+
+/// How many rates there are, and their median.
+type Median = (usize, f64);
+
+/// The rates of GPUs that multiplied the same.
+struct Rates<'f> {
+    of_all: Option<Median>,
+    /// Of the GPUs with other UUIDs than this one.
+    of_others: HashMap<&'f Reading<String>, Option<Median>>,
+}
+
+impl<'f> Rates<'f> {
+    fn of(rates: &[(f64, &'f Reading<String>)]) -> Self {
+        let mut ascending: Vec<f64> = rates.iter().map(|(rate, _)| *rate).collect();
+        ascending.sort_by(f64::total_cmp);
+        let mut of_uuids: HashMap<&Reading<String>, Vec<f64>> = HashMap::new();
+        for (rate, uuid) in rates {
+            of_uuids.entry(uuid).or_default().push(*rate);
+        }
+        let of_others = of_uuids.into_iter().map(|(uuid, mut own)| {
+            own.sort_by(f64::total_cmp);
+            (uuid, median_without(&ascending, &own))
+        });
+        Self {
+            of_others: of_others.collect(),
+            of_all: median_without(&ascending, &[]),
+        }
+    }
+
+    fn of_others(&self, uuid: &Reading<String>) -> Option<Median> {
+        *self.of_others.get(uuid).unwrap_or(&self.of_all)
+    }
+}
+
+/// The median of `all` without `own`, which are some of them; both ascend.
+fn median_without(all: &[f64], own: &[f64]) -> Option<Median> {
+    let count = all.len().checked_sub(own.len())?;
+    let upper = nth_without(all, own, count / 2)?;
+    let median = if count % 2 == 1 {
+        upper
+    } else {
+        f64::midpoint(upper, nth_without(all, own, (count / 2).checked_sub(1)?)?)
+    };
+    Some((count, median))
+}
+
+fn nth_without(all: &[f64], own: &[f64], position: usize) -> Option<f64> {
+    let (mut position, mut after_the_last) = (position, 0);
+    for rate in own {
+        // Equal ones follow each other.
+        let at = all.partition_point(|it| it < rate).max(after_the_last);
+        after_the_last = at + 1;
+        if at <= position {
+            position += 1;
+        }
+    }
+    all.get(position).copied()
+}
+
+fn judge(gpu: &GpuFacts, node: &Node<'_>) -> Judgement {
+    let (facts, profile) = (node.facts, node.profile);
     let run = burned::run_of(gpu, facts, profile)?;
     if gpu.mig.value().is_some_and(|mig| mig.current) {
         return Ok(Outcome::skip("a MIG device is a part of its GPU"));
@@ -94,8 +210,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         ));
     }
     let precisions = run.precisions.iter();
-    let worst =
-        worst_of(precisions.map(|products| judge_products(products, run, gpu, facts, profile)));
+    let worst = worst_of(precisions.map(|products| judge_products(products, run, gpu, node)));
     burned::unless_others_use_it(worst, gpu, facts)
 }
 
@@ -103,9 +218,9 @@ fn judge_products(
     products: &PrecisionRun,
     run: &BurnRun,
     gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
+    node: &Node<'_>,
 ) -> Judgement {
+    let (facts, profile) = (node.facts, node.profile);
     let precision = products.precision;
     if products.products_verified == 0 {
         return Err(queries::reported_by(
@@ -126,7 +241,7 @@ fn judge_products(
     let held = what_held_it(run, gpu, facts);
     worst_of([
         against_the_reference(products, rate, gpu, facts, &held),
-        against_the_others(products, rate, run, gpu, facts, profile, &held),
+        against_the_others(products, rate, run, gpu, node, &held),
     ])
 }
 
@@ -279,39 +394,17 @@ fn against_the_others(
     rate: f64,
     run: &BurnRun,
     gpu: &GpuFacts,
-    facts: &Facts,
-    profile: &Profile,
+    node: &Node<'_>,
     held: &str,
 ) -> Judgement {
     let precision = products.precision;
-    let others = facts
-        .gpus
-        .iter()
-        .filter(|other| other.name == gpu.name && other.uuid != gpu.uuid)
-        .filter_map(|other| burned::run_of(other, facts, profile).ok())
-        .filter(|its_run| its_run.engine == run.engine)
-        .filter_map(|its_run| {
-            its_run.precisions.iter().find(|it| {
-                let same = (it.precision, it.m, it.n, it.k, &it.kernels);
-                same == (
-                    precision,
-                    products.m,
-                    products.n,
-                    products.k,
-                    &products.kernels,
-                )
-            })
-        });
-    let mut rates: Vec<f64> = others
-        .map(burned::rate)
-        .filter(|it| it.is_finite() && *it > 0.0)
-        .collect();
-    let Some(median) = burned::median(&mut rates) else {
+    let rates = node.rates.get(&product(products, run, gpu));
+    let Some((others, median)) = rates.and_then(|it| it.of_others(&gpu.uuid)) else {
         return Err(Outcome::skip(format!(
             "{precision}: no other GPU of this model multiplied the same"
         )));
     };
-    let count = queries::counted(rates.len(), "other GPU");
+    let count = queries::counted(others, "other GPU");
     let share = rate / median;
     let objection = |outcome: Outcome, least: f64| {
         outcome
@@ -664,5 +757,33 @@ mod tests {
         let finding = of(1_500.0);
         assert_eq!(finding.verdict, Verdict::Error, "{}", finding.summary);
         assert_eq!(of(660.0).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn the_median_of_the_others_is_that_of_a_list_without_the_own_ones() {
+        let lists: [&[f64]; 4] = [
+            &[1.0],
+            &[1.0, 2.0, 2.0, 3.0],
+            &[2.0, 2.0, 2.0, 2.0, 5.0],
+            &[1.0, 2.0, 4.0, 8.0, 16.0, 16.0],
+        ];
+        for all in lists {
+            // Each part of the list as the own ones.
+            for mask in 0..1_u32 << all.len() {
+                let is_own = |(at, _): &(usize, &f64)| mask >> at & 1 == 1;
+                let rates = || all.iter().enumerate();
+                let own: Vec<f64> = rates().filter(is_own).map(|(_, it)| *it).collect();
+                let mut others: Vec<f64> = rates()
+                    .filter(|it| !is_own(it))
+                    .map(|(_, it)| *it)
+                    .collect();
+                let expected = crate::burned::median(&mut others).map(|it| (others.len(), it));
+                assert_eq!(
+                    super::median_without(all, &own),
+                    expected,
+                    "{all:?} {own:?}"
+                );
+            }
+        }
     }
 }

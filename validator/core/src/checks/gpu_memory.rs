@@ -17,19 +17,20 @@
 //! ## Source
 //! NVIDIA's data sheets, as the rows of the reference table name them.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::expect::model_has;
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::Greatest;
 
 pub(crate) const CHECK: Check = Check {
     id: "gpu_memory",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/structnvmlMemory__v2__t.html",
 };
 
@@ -38,7 +39,35 @@ const MIB: u64 = 1024 * 1024;
 /// of it.
 const SIBLING_MINIMUM_PERCENT: u64 = 97;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// The most memory, in MiB, of the GPUs of each product name; and of those that are alike, too:
+/// the same product may be built on several chips, and ECC takes memory on some.
+struct Largest<'f> {
+    of_the_name: Greatest<'f, &'f str, u64>,
+    of_those_alike: Greatest<'f, Likeness<'f>, u64>,
+}
+
+/// Product name, PCI device id, and whether ECC is on.
+type Likeness<'f> = (&'f str, Option<u16>, Option<bool>);
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let total_mib = |gpu: &GpuFacts| Some(gpu.memory.value()?.total_bytes / MIB);
+    let largest = Largest {
+        of_the_name: Greatest::of(facts, |it| Some((name(it)?, total_mib(it)?))),
+        of_those_alike: Greatest::of(facts, |it| Some((likeness(it)?, total_mib(it)?))),
+    };
+    Box::new(move |gpu| judge(gpu, &largest, profile))
+}
+
+fn name(gpu: &GpuFacts) -> Option<&str> {
+    gpu.name.value().map(String::as_str)
+}
+
+fn likeness(gpu: &GpuFacts) -> Option<Likeness<'_>> {
+    let ecc = gpu.ecc_mode.value().map(|mode| mode.current);
+    Some((name(gpu)?, gpu.pci_device_id.value().copied(), ecc))
+}
+
+fn judge(gpu: &GpuFacts, largest: &Largest<'_>, profile: &Profile) -> Judgement {
     let must_tell = profile.gpus.memory_minimum_mib.is_some() || model_has(gpu, |_| true);
     let memory = gpu.memory.required_if(must_tell, "memory of its own")?;
     let total_mib = memory.total_bytes / MIB;
@@ -53,10 +82,10 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         .observed(format!("{total_mib} MiB"))
         .remedy(remedy));
     }
-    let largest_mib = largest_among(siblings(gpu, facts));
+    let largest_mib = name(gpu).and_then(|it| largest.of_the_name.of_others(&it, &gpu.uuid));
     if let Some(largest_mib) = largest_mib.filter(|it| total_mib < *it) {
-        let alike = siblings(gpu, facts).filter(|it| is_alike(it, gpu));
-        let is_much_less = largest_among(alike)
+        let is_much_less = likeness(gpu)
+            .and_then(|it| largest.of_those_alike.of_others(&it, &gpu.uuid))
             .is_some_and(|it| total_mib * 100 < it.saturating_mul(SIBLING_MINIMUM_PERCENT));
         let text = format!(
             "the GPU has {total_mib} MiB of memory, another of the same model in this machine has {largest_mib} MiB"
@@ -79,25 +108,6 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     Ok(Outcome::pass(format!(
         "the GPU has {total_mib} MiB of memory"
     )))
-}
-
-/// The other GPUs of this name.
-fn siblings<'a>(gpu: &'a GpuFacts, facts: &'a Facts) -> impl Iterator<Item = &'a GpuFacts> {
-    facts.gpus.iter().filter(|it| {
-        it.uuid != gpu.uuid && it.name.value().is_some() && it.name.value() == gpu.name.value()
-    })
-}
-
-/// The same product may be built on several chips, and ECC takes memory on some.
-fn is_alike(one: &GpuFacts, other: &GpuFacts) -> bool {
-    let ecc = |it: &GpuFacts| it.ecc_mode.value().map(|mode| mode.current);
-    one.pci_device_id.value() == other.pci_device_id.value() && ecc(one) == ecc(other)
-}
-
-/// The most memory of a GPU, in MiB; `None` when there is none.
-fn largest_among<'a>(gpus: impl Iterator<Item = &'a GpuFacts>) -> Option<u64> {
-    gpus.filter_map(|it| Some(it.memory.value()?.total_bytes / MIB))
-        .max()
 }
 
 #[cfg(test)]

@@ -24,9 +24,11 @@
 //! ## Source
 //! NVIDIA's product names and compute capabilities, <https://developer.nvidia.com/cuda-gpus>.
 
-use crate::check::{Check, Judge};
+use std::collections::HashMap;
+
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{CudaDevice, Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
@@ -37,17 +39,39 @@ pub(crate) const CHECK: Check = Check {
     id: "gpu_model",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://developer.nvidia.com/cuda-gpus",
 };
 
 /// Limits the multiprocessors that CUDA shows to a process.
 const MPS_SHARE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What CUDA offers.
+struct Offered<'f> {
+    facts: &'f Facts,
+    devices: HashMap<&'f str, &'f CudaDevice>,
+    /// The most multiprocessors of a device with this name.
+    multiprocessors: HashMap<&'f str, u32>,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let mut offered = Offered {
+        facts,
+        devices: HashMap::new(),
+        multiprocessors: HashMap::new(),
+    };
+    for device in facts.cuda.devices.value().into_iter().flatten() {
+        offered.devices.entry(&device.uuid).or_insert(device);
+        let most = offered.multiprocessors.entry(&device.name).or_default();
+        *most = device.multiprocessors.max(*most);
+    }
+    Box::new(move |gpu| judge(gpu, &offered, profile))
+}
+
+fn judge(gpu: &GpuFacts, offered: &Offered<'_>, profile: &Profile) -> Judgement {
     let name = gpu.name.required("product name")?;
     let model = expect::gpu_model(gpu);
-    let expected = expect::gpu_model_name(facts, profile);
+    let expected = expect::gpu_model_name(offered.facts, profile);
     if let Some(expected) = &expected
         && !expect::is_model(gpu, &expected.value)
     {
@@ -80,7 +104,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         .observed(capability)
         .remedy("have the GPU's VBIOS inspected"));
     }
-    if let Some((own, expected, source)) = lacks_multiprocessors(gpu, facts, model) {
+    if let Some((own, expected, source)) = lacks_multiprocessors(gpu, offered, model) {
         return Ok(Outcome::fail(format!(
             "the GPU has {own} multiprocessors, {source} {expected}"
         ))
@@ -94,25 +118,21 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
 /// Its multiprocessors, the expected number, and the source of that, where CUDA shows fewer.
 fn lacks_multiprocessors(
     gpu: &GpuFacts,
-    facts: &Facts,
+    offered: &Offered<'_>,
     model: &GpuModel,
 ) -> Option<(u32, u32, &'static str)> {
     let is_whole = gpu.mig.value().is_none_or(|it| !it.current) && !queries::is_vgpu(gpu);
-    let environment = facts.host.environment.value();
+    let environment = offered.facts.host.environment.value();
     let has_share = environment.is_some_and(|it| it.contains_key(MPS_SHARE));
     if !is_whole || has_share {
         return None;
     }
-    let devices = facts.cuda.devices.value()?;
-    let own = devices
-        .iter()
-        .find(|it| Some(&it.uuid) == gpu.uuid.value())?;
+    let own = offered.devices.get(gpu.uuid.value()?.as_str())?;
     let of_model = model
         .multiprocessors
         .map(|it| (it, "a GPU of this model has"));
-    let siblings = devices.iter().filter(|it| it.name == own.name);
-    let best = siblings.map(|it| it.multiprocessors).max();
-    let of_sibling = best.map(|it| (it, "another GPU of this model here has"));
+    let best = offered.multiprocessors.get(own.name.as_str());
+    let of_sibling = best.map(|it| (*it, "another GPU of this model here has"));
     let (expected, source) = of_model
         .into_iter()
         .chain(of_sibling)

@@ -27,44 +27,65 @@
 //! ## Source
 //! `nvmlDeviceGetNvLinkState`, <https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html>.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::expect::model_has;
-use crate::facts::{Facts, GpuFacts, NvLink};
+use crate::facts::{Facts, GpuFacts, NvLink, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::{Greatest, NameCounts};
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
     id: "nvlink_state",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html",
 };
 
 const REMEDY: &str = "look at fabric_manager, fabric_state and the kernel log (Xid 74, SXid), then reset all GPUs of the board together or reboot";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What is known of all GPUs together.
+struct Node<'f> {
+    facts: &'f Facts,
+    counts: NameCounts<'f>,
+    /// The most active links of a GPU of this name.
+    active: Greatest<'f, &'f Reading<String>, usize>,
+    /// The fastest active link of a GPU of this name, in MB/s.
+    speed_mbps: Greatest<'f, &'f Reading<String>, u64>,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let node = Node {
+        facts,
+        counts: NameCounts::of(facts),
+        active: Greatest::of(facts, |it| Some((&it.name, active(it.nvlinks.value()?)))),
+        speed_mbps: Greatest::of(facts, |it| Some((&it.name, fastest(it.nvlinks.value()?)?))),
+    };
+    Box::new(move |gpu| judge(gpu, &node, profile))
+}
+
+fn judge(gpu: &GpuFacts, node: &Node<'_>, profile: &Profile) -> Judgement {
     if mig_turns_links_off(gpu) && profile.gpus.nvlinks.is_none() {
         return Ok(Outcome::skip(
             "the GPU is in MIG mode, in which NVLinks of this architecture go inactive",
         ));
     }
-    let expected = expect::nvlinks(gpu, facts, profile);
+    let expected = expect::nvlinks(gpu, &node.counts, node.facts, profile);
     let must_have_links = expected.as_ref().is_some_and(|it| it.value > 0)
-        || (expected.is_none() && most_among_siblings(gpu, facts) > 0);
+        || (expected.is_none() && most_among_siblings(gpu, node) > 0);
     let links = gpu.nvlinks.required_if(must_have_links, "NVLinks")?;
     let count = match expected {
         Some(expected) => judge_against(links, expected.value as usize, &expected.source),
-        None => judge_by_itself(links, gpu, facts),
+        None => judge_by_itself(links, gpu, node),
     };
     worst_of([
         Ok(count),
         Ok(judge_speed(links)),
         Ok(judge_speed_of_the_model(links, gpu)),
-        judge_speed_among_siblings(links, gpu, facts),
+        judge_speed_among_siblings(links, gpu, node),
     ])
 }
 
@@ -82,10 +103,10 @@ fn judge_against(links: &[NvLink], wanted: usize, source: &str) -> Outcome {
     .remedy(REMEDY)
 }
 
-fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
+fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, node: &Node<'_>) -> Outcome {
     let active = active(links);
     // First of all: links that the driver does not even list are missing too.
-    let most = most_among_siblings(gpu, facts);
+    let most = most_among_siblings(gpu, node);
     if active < most {
         return judge_against(links, most, "another GPU of this model here");
     }
@@ -95,11 +116,11 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Outcome {
     if active == links.len() {
         return Outcome::pass(format!("all {active} NVLinks are active"));
     }
-    if active == 0 && expect::gpus_of_this_model(gpu, facts) == 1 {
+    if active == 0 && node.counts.of_this_model(gpu) == 1 {
         return Outcome::skip("this GPU is alone in its machine, so its NVLinks lead nowhere");
     }
     if active == 0
-        && none_is_linked(gpu, facts)
+        && none_is_linked(gpu, node)
         && model_has(gpu, |model| !model.whole_board_nvlinks)
     {
         return Outcome::skip(
@@ -194,18 +215,11 @@ fn judge_speed_of_the_model(links: &[NvLink], gpu: &GpuFacts) -> Outcome {
 
 /// GPUs of one model in one machine have NVLinks of one speed. The links of five recorded boards of
 /// H100 and H200 are alike to the megabyte.
-fn judge_speed_among_siblings(links: &[NvLink], gpu: &GpuFacts, facts: &Facts) -> Judgement {
-    let fastest = |links: &[NvLink]| {
-        let active = links.iter().filter(|it| it.active);
-        active.filter_map(|it| it.speed_mbps).max()
-    };
+fn judge_speed_among_siblings(links: &[NvLink], gpu: &GpuFacts, node: &Node<'_>) -> Judgement {
     let own = fastest(links).ok_or_else(|| Outcome::skip("no NVLink is active"))?;
-    let others = facts
-        .gpus
-        .iter()
-        .filter(|it| it.name.value().is_some() && it.name == gpu.name)
-        .filter_map(|it| fastest(it.nvlinks.value()?));
-    let best = others.max().unwrap_or(own);
+    let is_named = gpu.name.value().is_some();
+    let best = node.speed_mbps.of_all(&&gpu.name).filter(|_| is_named);
+    let best = best.unwrap_or(own);
     if own < best {
         return Ok(Outcome::fail(format!(
             "NVLinks run at {own} MB/s, those of another GPU of this model here at {best} MB/s"
@@ -221,23 +235,21 @@ fn active(links: &[NvLink]) -> usize {
     links.iter().filter(|it| it.active).count()
 }
 
-fn none_is_linked(gpu: &GpuFacts, facts: &Facts) -> bool {
-    let alike = facts.gpus.iter().filter(|it| it.name == gpu.name);
-    let links = alike.filter_map(|it| it.nvlinks.value());
-    links.flatten().all(|link| !link.active)
+/// Of the fastest active link, in MB/s.
+fn fastest(links: &[NvLink]) -> Option<u64> {
+    let active = links.iter().filter(|it| it.active);
+    active.filter_map(|it| it.speed_mbps).max()
 }
 
-fn most_among_siblings(gpu: &GpuFacts, facts: &Facts) -> usize {
-    let Some(name) = gpu.name.value() else {
+fn none_is_linked(gpu: &GpuFacts, node: &Node<'_>) -> bool {
+    node.active.of_all(&&gpu.name).is_none_or(|it| it == 0)
+}
+
+fn most_among_siblings(gpu: &GpuFacts, node: &Node<'_>) -> usize {
+    if gpu.name.value().is_none() {
         return 0;
-    };
-    facts
-        .gpus
-        .iter()
-        .filter(|it| it.name.value() == Some(name))
-        .filter_map(|it| it.nvlinks.value().map(|links| active(links)))
-        .max()
-        .unwrap_or_default()
+    }
+    node.active.of_all(&&gpu.name).unwrap_or_default()
 }
 
 fn inactive_in_words(links: &[NvLink]) -> String {

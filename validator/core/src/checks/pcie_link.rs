@@ -37,22 +37,23 @@
 //! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; the least links are
 //! those of DCGM's table of models.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::expect::model_has;
 use crate::facts::{ClocksEventReasons, Facts, GpuFacts, PciDevice, PcieLink};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::{Greatest, pci_devices_by_address};
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
     id: "pcie_link",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
@@ -62,29 +63,52 @@ const SLOW_SAMPLES_MAXIMUM: f64 = 0.1;
 
 const REMEDY: &str = "reseat the GPU, riser or cable; on a cloud machine, replace the instance";
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// What is known of all GPUs together.
+struct Node<'f> {
+    facts: &'f Facts,
+    devices: HashMap<&'f str, &'f PciDevice>,
+    /// By product name.
+    width: Greatest<'f, &'f str, u32>,
+    reachable_generation: Greatest<'f, &'f str, u32>,
+}
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let greatest = |value: fn(&PcieLink) -> u32| {
+        Greatest::of(facts, |it| {
+            Some((it.name.value()?.as_str(), value(it.pcie.value()?)))
+        })
+    };
+    let node = Node {
+        facts,
+        devices: pci_devices_by_address(facts),
+        width: greatest(|it| it.current_width),
+        reachable_generation: greatest(|it| it.max_generation),
+    };
+    Box::new(move |gpu| judge(gpu, &node, profile))
+}
+
+fn judge(gpu: &GpuFacts, node: &Node<'_>, profile: &Profile) -> Judgement {
     let asked = &profile.gpus.pcie;
     let by_profile = asked.width.is_some() || asked.generation.is_some();
     let link = gpu
         .pcie
         .required_if(model_has(gpu, |_| true) || by_profile, "PCIe link")?;
     worst_of([
-        Ok(judge_width(link, gpu, facts, profile)),
-        Ok(judge_reachable_generation(link, gpu, facts, profile)),
+        Ok(judge_width(link, gpu, node, profile)),
+        Ok(judge_reachable_generation(link, gpu, node, profile)),
         Ok(judge_current_generation(link, gpu)),
-        judge_under_load(link, gpu, facts),
-        Ok(judge_in_sysfs(link, gpu, facts)),
+        judge_under_load(link, gpu, node.facts),
+        Ok(judge_in_sysfs(link, gpu, node)),
     ])
 }
 
 /// The kernel reads the link's registers itself, so that it shows lanes which the driver's copy
 /// does not miss yet.
-fn judge_in_sysfs(link: &PcieLink, gpu: &GpuFacts, facts: &Facts) -> Outcome {
-    let devices = facts.host.pci_devices.value().into_iter().flatten();
-    let of_gpu = |it: &&PciDevice| gpu.pci_address.value() == Some(&it.address);
-    let width = devices
-        .filter(of_gpu)
-        .find_map(|it| it.current_link_width)
+fn judge_in_sysfs(link: &PcieLink, gpu: &GpuFacts, node: &Node<'_>) -> Outcome {
+    let address = gpu.pci_address.value().map(String::as_str);
+    let device = address.and_then(|it| node.devices.get(it));
+    let width = device
+        .and_then(|it| it.current_link_width)
         .filter(|it| *it > 0 && *it < link.current_width);
     let Some(width) = width else {
         return Outcome::skip("sysfs shows no fewer lanes");
@@ -115,7 +139,7 @@ fn objection(gpu: &GpuFacts, by_profile: bool, text: String) -> Outcome {
     }
 }
 
-fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Outcome {
+fn judge_width(link: &PcieLink, gpu: &GpuFacts, node: &Node<'_>, profile: &Profile) -> Outcome {
     let width = link.current_width;
     let by_profile = profile.gpus.pcie.width.is_some();
     let short_of = |wanted: u32, who: &str, by_profile: bool| {
@@ -131,7 +155,7 @@ fn judge_width(link: &PcieLink, gpu: &GpuFacts, facts: &Facts, profile: &Profile
         let who = format!("{} asks for", expected.source);
         return short_of(expected.value, &who, by_profile);
     }
-    if let Some(wider) = best_of_siblings(gpu, facts, |it| it.current_width, width) {
+    if let Some(wider) = best_of_siblings(gpu, &node.width, width) {
         return short_of(wider, "another GPU of this model here has", false);
     }
     if width == 0 {
@@ -159,7 +183,7 @@ const HOPPER: u32 = 9;
 fn judge_reachable_generation(
     link: &PcieLink,
     gpu: &GpuFacts,
-    facts: &Facts,
+    node: &Node<'_>,
     profile: &Profile,
 ) -> Outcome {
     let generation = link.max_generation;
@@ -176,7 +200,7 @@ fn judge_reachable_generation(
         let who = format!("{} asks for", expected.source);
         return short_of(expected.value, &who, by_profile);
     }
-    if let Some(better) = best_of_siblings(gpu, facts, |it| it.max_generation, generation) {
+    if let Some(better) = best_of_siblings(gpu, &node.reachable_generation, generation) {
         return short_of(better, "another GPU of this model here reaches", false);
     }
     let own = link.gpu_max_generation.filter(|it| generation < *it);
@@ -255,20 +279,9 @@ fn judge_under_load(link: &PcieLink, gpu: &GpuFacts, facts: &Facts) -> Judgement
 }
 
 /// The greatest value among the other GPUs of this name, if it is greater than `own`.
-fn best_of_siblings(
-    gpu: &GpuFacts,
-    facts: &Facts,
-    value: impl Fn(&PcieLink) -> u32,
-    own: u32,
-) -> Option<u32> {
-    let name = gpu.name.value()?;
-    facts
-        .gpus
-        .iter()
-        .filter(|it| it.name.value() == Some(name))
-        .filter_map(|it| it.pcie.value().map(&value))
-        .filter(|it| *it > own)
-        .max()
+fn best_of_siblings(gpu: &GpuFacts, greatest: &Greatest<'_, &str, u32>, own: u32) -> Option<u32> {
+    let name = gpu.name.value()?.as_str();
+    greatest.of_all(&name).filter(|it| *it > own)
 }
 
 /// NVML says that no hypervisor is in between. Not knowing counts as a virtual machine: there the

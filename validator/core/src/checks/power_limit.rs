@@ -19,25 +19,36 @@
 //! <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html>; DCGM counts a low power
 //! limit as a configuration error.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::expect;
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::Greatest;
 
 pub(crate) const CHECK: Check = Check {
     id: "power_limit",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
 /// Limits are set in watts; drivers answer in milliwatts, some a few of them off.
 const TOLERANCE_MW: u32 = 999;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+/// The highest power limit in milliwatts, by product name.
+type Highest<'f> = Greatest<'f, &'f str, u32>;
+
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let highest = Highest::of(facts, |it| {
+        Some((it.name.value()?.as_str(), it.power.value()?.limit_mw))
+    });
+    Box::new(move |gpu| judge(gpu, &highest, profile))
+}
+
+fn judge(gpu: &GpuFacts, highest: &Highest<'_>, profile: &Profile) -> Judgement {
     let limit_mw = gpu
         .power
         .required_if(profile.gpus.power_limit_w.is_some(), "power limit")?
@@ -66,7 +77,8 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             return Ok(with_values(outcome, wanted_mw, limit_mw));
         }
     }
-    let highest_mw = highest_of_siblings_mw(gpu, facts);
+    let name = gpu.name.value().map(String::as_str);
+    let highest_mw = name.and_then(|it| highest.of_others(&it, &gpu.uuid));
     if let Some(highest_mw) = highest_mw.filter(|it| limit_mw.saturating_add(TOLERANCE_MW) < *it) {
         let outcome = Outcome::warn(format!(
             "the power limit is {}, another GPU of this model here has {}",
@@ -95,16 +107,6 @@ fn with_values(outcome: Outcome, wanted_mw: u32, limit_mw: u32) -> Outcome {
             "nvidia-smi --power-limit={} on this GPU, or state the wanted limit in the profile (gpus.power_limit_w)",
             wanted_mw / 1000
         ))
-}
-
-fn highest_of_siblings_mw(gpu: &GpuFacts, facts: &Facts) -> Option<u32> {
-    let name = gpu.name.value()?;
-    facts
-        .gpus
-        .iter()
-        .filter(|it| it.uuid != gpu.uuid && it.name.value() == Some(name))
-        .filter_map(|it| Some(it.power.value()?.limit_mw))
-        .max()
 }
 
 fn watts(milliwatts: u32) -> String {

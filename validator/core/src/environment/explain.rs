@@ -85,10 +85,10 @@ impl<'q> Words<'q> {
     /// The model whose name the most of the next words spell.
     fn model(&mut self, word: &str) -> Option<Vec<&'static GpuModel>> {
         const WORDS_MAXIMUM: usize = 7;
-        let rest = &self.words[self.at.min(self.words.len())..];
+        let rest = self.words.get(self.at..).unwrap_or_default();
         for more in (0..=WORDS_MAXIMUM.min(rest.len())).rev() {
             let mut name = word.to_owned();
-            for next in &rest[..more] {
+            for next in rest.iter().take(more) {
                 name.push(' ');
                 name.push_str(next);
             }

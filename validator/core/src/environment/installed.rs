@@ -663,7 +663,10 @@ pub(crate) fn tail_of(output: &str) -> String {
         return String::new();
     }
     let from = lines.len().saturating_sub(LINES);
-    format!("; its last lines: {}", lines[from..].join(" | "))
+    format!(
+        "; its last lines: {}",
+        lines.get(from..).unwrap_or_default().join(" | ")
+    )
 }
 
 /// Whether a UUID of a framework is this one of NVML, both without their prefix. CuPy returns the

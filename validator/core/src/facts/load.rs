@@ -329,7 +329,7 @@ pub struct BurnStartup {
 }
 
 /// Who multiplies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BurnEngine {
     /// The embedded kernels, by the architecture that they are built for: `sm_90a`.
@@ -340,7 +340,7 @@ pub enum BurnEngine {
 
 /// An operand precision of a burn, in NVIDIA's names.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

@@ -111,6 +111,10 @@ fn add_up(column: &mut Column) {
     }
 }
 
+fn at<T: Copy>(column: &[Option<T>], index: usize) -> Option<T> {
+    column.get(index).copied().flatten()
+}
+
 impl SensorColumns {
     /// The same as this version writes them.
     fn of_this_format(mut self) -> Self {
@@ -153,16 +157,16 @@ impl SensorColumns {
             reason = "milliseconds of a burn"
         )]
         let sample = |index: usize| {
-            let t_ms = times[index].ok_or("samples have no time: null in time_ms")?;
+            let t_ms = at(&times, index).ok_or("samples have no time: null in time_ms")?;
             Ok(SensorSample {
                 t: (t_ms as f64 / 1000.0) as f32,
-                power_mw: power_mw[index],
-                sm_mhz: sm_mhz[index],
-                memory_mhz: memory_mhz[index],
-                gpu_c: gpu_c[index],
-                memory_c: memory_c[index],
-                reasons: reasons[index].map(i64::cast_unsigned),
-                utilization_percent: utilization[index],
+                power_mw: at(&power_mw, index),
+                sm_mhz: at(&sm_mhz, index),
+                memory_mhz: at(&memory_mhz, index),
+                gpu_c: at(&gpu_c, index),
+                memory_c: at(&memory_c, index),
+                reasons: at(&reasons, index).map(i64::cast_unsigned),
+                utilization_percent: at(&utilization, index),
             })
         };
         (0..count).map(sample).collect()

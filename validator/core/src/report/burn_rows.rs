@@ -45,13 +45,28 @@ pub struct BurnRow {
 /// In the order of the facts' GPUs, then of the precisions; empty where nothing was burned.
 pub(crate) fn burn_rows(facts: &Facts) -> Vec<BurnRow> {
     burned_gpus(facts)
-        .flat_map(|(gpu, uuid, run)| {
-            let log = facts.load.sensors.get(uuid);
-            run.precisions
-                .iter()
-                .map(move |products| row(gpu, uuid, run, products, log))
-        })
+        .flat_map(|(gpu, uuid, run)| rows_of(gpu, uuid, run, facts))
         .collect()
+}
+
+/// The rows of one GPU.
+pub(super) fn burn_rows_of(uuid: &str, facts: &Facts) -> Vec<BurnRow> {
+    let run = facts.load.burn.get(uuid).and_then(|it| it.value());
+    let burned = facts.gpu(uuid).zip(run);
+    burned.map_or_else(Vec::new, |(gpu, run)| {
+        rows_of(gpu, uuid, run, facts).collect()
+    })
+}
+
+fn rows_of<'f>(
+    gpu: &'f GpuFacts,
+    uuid: &'f str,
+    run: &'f BurnRun,
+    facts: &'f Facts,
+) -> impl Iterator<Item = BurnRow> {
+    let log = facts.load.sensors.get(uuid);
+    let products = run.precisions.iter();
+    products.map(move |products| row(gpu, uuid, run, products, log))
 }
 
 /// The GPUs that were burned, with their UUIDs.

@@ -7,8 +7,9 @@ use super::burn_rows::{BurnRow, burn_rows};
 use super::text::one_line;
 use super::text_columns::{Column, GAP, Side};
 use crate::diagnosis::{CauseGpu, RootCause};
-use crate::facts::{Facts, GpuFacts};
+use crate::facts::{Facts, GpuFacts, PciDevice};
 use crate::findings::{Finding, GpuSubject, Run, Subject, Verdict, findings_by};
+use crate::siblings::pci_devices_by_address;
 
 /// A name that is longer was not written by NVIDIA, and would push the figures off the terminal.
 const CELL_MAXIMUM: usize = 40;
@@ -201,7 +202,9 @@ fn shown<'f>(
 
 /// The columns before and after the verdict, each list with the more important ones first.
 fn columns(run: &Run, gpus: &[ShownGpu<'_>]) -> (Vec<Column>, Vec<Column>) {
-    let rows = burn_rows(&run.facts);
+    let all_rows = burn_rows(&run.facts);
+    let rows = by_gpu(&all_rows);
+    let devices = pci_devices_by_address(&run.facts);
     let text =
         |value: Option<&String>| value.map(|it| shortened(&one_line(it))).unwrap_or_default();
     let named = |name: &str, side, cell: &dyn Fn(&ShownGpu<'_>) -> String| {
@@ -215,7 +218,7 @@ fn columns(run: &Run, gpus: &[ShownGpu<'_>]) -> (Vec<Column>, Vec<Column>) {
         }),
         named("Serial", Side::Left, &|gpu| text(gpu.name.serial.as_ref())),
     ];
-    let mut precisions = precisions(&rows).into_iter().map(|precision| {
+    let mut precisions = precisions(&all_rows).into_iter().map(|precision| {
         let name = format!("{} TFLOP/s", precision.to_uppercase());
         named(&name, Side::Right, &|gpu| throughput(gpu, precision, &rows))
     });
@@ -239,7 +242,7 @@ fn columns(run: &Run, gpus: &[ShownGpu<'_>]) -> (Vec<Column>, Vec<Column>) {
         named("VBIOS", Side::Left, &|gpu| {
             text(gpu.facts.and_then(|it| it.vbios_version.value()))
         }),
-        named("NUMA", Side::Right, &|gpu| numa_node(gpu, &run.facts)),
+        named("NUMA", Side::Right, &|gpu| numa_node(gpu, &devices)),
     ]);
     // One model is named above the table.
     let model = named("Model", Side::Left, &|gpu| text(gpu.name.name.as_ref()));
@@ -268,15 +271,26 @@ fn precisions(rows: &[BurnRow]) -> Vec<&str> {
     precisions
 }
 
-fn rows_of<'r>(gpu: &ShownGpu<'_>, rows: &'r [BurnRow]) -> impl Iterator<Item = &'r BurnRow> {
-    let uuid = gpu.name.uuid.clone();
-    rows.iter()
-        .filter(move |it| Some(&it.gpu_uuid) == uuid.as_ref())
+/// The rows of each GPU, by its UUID.
+type RowsOfGpus<'r> = HashMap<&'r str, Vec<&'r BurnRow>>;
+
+fn by_gpu(rows: &[BurnRow]) -> RowsOfGpus<'_> {
+    let mut of_gpus = RowsOfGpus::new();
+    for row in rows {
+        of_gpus.entry(&row.gpu_uuid).or_default().push(row);
+    }
+    of_gpus
+}
+
+fn rows_of<'r>(gpu: &ShownGpu<'_>, rows: &'r RowsOfGpus<'r>) -> impl Iterator<Item = &'r BurnRow> {
+    let uuid = gpu.name.uuid.as_deref();
+    let own = uuid.and_then(|it| rows.get(it));
+    own.into_iter().flatten().copied()
 }
 
 /// `660.1 (101% ref)`: the median, and its share of the model's measured reference where there is
 /// one.
-fn throughput(gpu: &ShownGpu<'_>, precision: &str, rows: &[BurnRow]) -> String {
+fn throughput(gpu: &ShownGpu<'_>, precision: &str, rows: &RowsOfGpus<'_>) -> String {
     let Some(row) = rows_of(gpu, rows).find(|it| it.precision == precision) else {
         return String::new();
     };
@@ -291,7 +305,7 @@ fn throughput(gpu: &ShownGpu<'_>, precision: &str, rows: &[BurnRow]) -> String {
 }
 
 /// `694/700`: mean under load, or idle, and the limit in force.
-fn power_cell(gpu: &ShownGpu<'_>, rows: &[BurnRow]) -> String {
+fn power_cell(gpu: &ShownGpu<'_>, rows: &RowsOfGpus<'_>) -> String {
     let limit = gpu.facts.and_then(|it| it.power.value());
     if rows.is_empty() {
         let draw = limit.and_then(|it| it.draw_mw).map(watts);
@@ -310,7 +324,7 @@ fn watts(milliwatts: u32) -> f64 {
 
 /// `59/87`: the hottest sample under load, or idle, and the temperature from which the GPU slows
 /// down.
-fn temperature_cell(gpu: &ShownGpu<'_>, rows: &[BurnRow]) -> String {
+fn temperature_cell(gpu: &ShownGpu<'_>, rows: &RowsOfGpus<'_>) -> String {
     let read = gpu.facts.and_then(|it| it.temperature.value());
     let limit = read.and_then(|it| it.slowdown_c.or(it.gpu_max_c));
     let degrees = if rows.is_empty() {
@@ -346,12 +360,9 @@ fn memory(gpu: &ShownGpu<'_>) -> String {
 }
 
 /// The host's node that the GPU is attached to; empty where the platform names none.
-fn numa_node(gpu: &ShownGpu<'_>, facts: &Facts) -> String {
-    let devices = facts.host.pci_devices.value();
-    let device = devices.and_then(|it| {
-        it.iter()
-            .find(|device| Some(&device.address) == gpu.name.pci_address.as_ref())
-    });
+fn numa_node(gpu: &ShownGpu<'_>, devices: &HashMap<&str, &PciDevice>) -> String {
+    let address = gpu.name.pci_address.as_deref();
+    let device = address.and_then(|it| devices.get(it));
     let node = device.and_then(|it| it.numa_node).filter(|it| *it >= 0);
     node.map_or_else(String::new, |it| it.to_string())
 }

@@ -3,11 +3,12 @@
 //!
 //! A warning is a test case that passes with the warning in its `system-out`.
 
+use std::collections::HashMap;
 use std::path::{Component, Path};
 
 use junit_report::{Duration, OffsetDateTime, TestCase, TestResult, TestSuite};
 
-use super::burn_rows::burn_rows;
+use super::burn_rows::burn_rows_of;
 use super::coverage::Coverage;
 use super::faults::documentation_url;
 use super::junit_xml::{Properties, document};
@@ -38,14 +39,16 @@ fn suites(run: &Run) -> Vec<Suite<'_>> {
         subject: &Subject::Host,
         findings: Vec::new(),
     }];
+    let mut positions = HashMap::from([(&Subject::Host, 0)]);
     for finding in &run.findings {
-        match suites.iter_mut().find(|it| *it.subject == finding.subject) {
-            Some(suite) => suite.findings.push(finding),
-            None => suites.push(Suite {
+        let position = *positions.entry(&finding.subject).or_insert(suites.len());
+        if position == suites.len() {
+            suites.push(Suite {
                 subject: &finding.subject,
-                findings: vec![finding],
-            }),
+                findings: Vec::new(),
+            });
         }
+        suites[position].findings.push(finding);
     }
     suites
 }
@@ -57,6 +60,7 @@ impl Suite<'_> {
         "gpu-validator".clone_into(&mut suite.package);
         suite.hostname = attribute(hostname.unwrap_or("unknown"));
         suite.timestamp = timestamp(&run.facts.collected_at);
+        let class_name = attribute(&class_name(self.subject, run));
         let mut names: Vec<&str> = Vec::new();
         for finding in &self.findings {
             // GPUs that report neither UUID nor PCI address share a suite; readers want distinct
@@ -67,7 +71,7 @@ impl Suite<'_> {
                 0 => finding.check.clone(),
                 before => format!("{} #{}", finding.check, before + 1),
             };
-            suite.add_testcase(test_case(finding, &name, run));
+            suite.add_testcase(test_case(finding, &name, &class_name, run));
         }
         if *self.subject == Subject::Host {
             suite.set_system_out(&xml(&machine_text(run)));
@@ -95,7 +99,7 @@ fn described(gpu: &GpuSubject) -> String {
     known.join(" ")
 }
 
-fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
+fn test_case(finding: &Finding, name: &str, class_name: &str, run: &Run) -> TestCase {
     let text = xml(&details(finding, run));
     let message = attribute(&message(finding, run));
     let type_ = if finding.busy {
@@ -128,7 +132,7 @@ fn test_case(finding: &Finding, name: &str, run: &Run) -> TestCase {
         let prefix = if warning { "warning: " } else { "" };
         case.set_system_out(&format!("{prefix}{text}"));
     }
-    case.set_classname(&attribute(&class_name(&finding.subject, run)));
+    case.set_classname(class_name);
     if let Some(file) = file(run) {
         case.set_filepath(&attribute(file));
     }
@@ -328,8 +332,10 @@ fn burn_properties(suite: &Suite<'_>, run: &Run) -> Properties {
     let Subject::Gpu(subject) = suite.subject else {
         return Vec::new();
     };
-    let rows = burn_rows(&run.facts).into_iter();
-    rows.filter(|row| Some(&row.gpu_uuid) == subject.uuid.as_ref())
+    let uuid = subject.uuid.as_deref();
+    let rows = uuid.map(|it| burn_rows_of(it, &run.facts));
+    rows.into_iter()
+        .flatten()
         .flat_map(|row| {
             let name = |what: &str| format!("burn.{}.{what}", row.precision);
             let number = |value: f64| format!("{value:.1}");

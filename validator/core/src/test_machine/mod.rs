@@ -8,6 +8,7 @@ mod host;
 mod image;
 mod kubernetes;
 mod layouts;
+mod many_gpus;
 
 pub use allocation::{allocated_node, allocated_node_with, allocated_node_with_run, set_detail};
 pub use burn::{burned_node, burned_node_with, burned_node_with_sensors};
@@ -23,6 +24,7 @@ pub use kubernetes::{
     kubernetes_node_with_gpu_pods, kubernetes_node_with_object,
 };
 pub use layouts::laid_out_node;
+pub use many_gpus::burned_node_of;
 
 use crate::check::Check;
 use crate::facts::Facts;
