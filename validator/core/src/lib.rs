@@ -46,6 +46,7 @@ mod expect;
 pub mod facts;
 pub mod findings;
 pub mod fleet;
+pub mod gpu_names;
 mod judge;
 pub mod kernel_log_events;
 pub mod kernel_log_selection;

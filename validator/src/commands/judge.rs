@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 
 use super::report_files::{
     ClaimedOutputs, ReportFiles, is_standard_output, save_elsewhere, write_whole,
@@ -80,6 +80,9 @@ impl Judge {
                 facts.level
             );
         }
+        self.selection
+            .refuse_unknown_gpus(&facts)
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let run = Run::judged(facts, &self.profile, &self.profile_name, level);
         Ok(self.selection.applied_to(run))
     }

@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     if arguments.remote.is_given() {
         anyhow::ensure!(
             !arguments.selection.is_given(),
-            "--only and --skip are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
+            "--only, --skip and --gpu are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
         );
         return run_remote::run(&run_remote::Request {
             options: &arguments.remote,
@@ -80,6 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let _claim = crate::sentinel_requests::claim();
     let mut options = SessionOptions::from(probe);
+    options.gpus.clone_from(&arguments.selection.gpu);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
     options.allocation = arguments.burn.allocation(arguments.level, &options.burn);
     let asked = Asked {
@@ -90,7 +91,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         forbid_simulated: arguments.report.refuses_simulated(),
         selection,
     };
-    Ok(look_and_report(options, &asked, &interrupt).exit_status())
+    let run = look_and_report(options, &asked, &interrupt);
+    asked
+        .selection
+        .refuse_unknown_gpus(&run.facts)
+        .map_err(anyhow::Error::msg)?;
+    Ok(run.exit_status())
 }
 
 /// By what a run judges and where it reports.

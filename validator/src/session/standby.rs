@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::burn::{is_in_use, is_named, task_for};
+use super::burn::{is_in_use, task_for};
 use super::burn_process::{BurnProcess, burn_id};
 use super::burn_state::State;
 use super::check_kernel::cuda_does_not_work;
@@ -21,6 +21,7 @@ use crate::interrupt::Interrupt;
 use crate::plan::BurnOptions;
 use crate::probe::ProbeOptions;
 use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
+use validator_core::gpu_names::is_named;
 use validator_core::queries::cuda_visible_devices_is_set;
 use validator_core::worker_id::WorkerId;
 
@@ -75,8 +76,7 @@ impl Standby {
         is_hidden: impl FnOnce() -> bool,
     ) -> bool {
         let names = &self.options.gpus;
-        let is_named =
-            |name: &String| is_named(gpu, name) || (index.is_some() && name.parse().ok() == index);
+        let is_named = |name: &String| is_named(gpu, index, name);
         names.iter().any(is_named) || (names.is_empty() && !is_hidden())
     }
 
