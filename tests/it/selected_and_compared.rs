@@ -32,10 +32,10 @@ fn checks_that_are_left_out_are_named_and_no_pass() {
 
 #[test]
 fn only_named_gpus_are_worked_and_the_others_are_named_as_left_out() {
-    let node = Node::healthy("h200x4");
+    let node = Node::healthy("h100-pcie-4-no-bridge");
     let facts = node.out.path("facts.json");
-    let run = |gpus: &str| {
-        let mut run = node.run_command(&["--gpu", gpus, "-v", "--facts"]);
+    let run = |level: &str, gpus: &str| {
+        let mut run = node.run_command(&["--level", level, "--gpu", gpus, "-v", "--facts"]);
         node.finish(run.arg(&facts))
     };
     let read = || -> serde_json::Value {
@@ -44,15 +44,19 @@ fn only_named_gpus_are_worked_and_the_others_are_named_as_left_out() {
     };
     // An index, and an address without its domain.
     let address = |facts: &serde_json::Value, index: usize| {
-        let address = facts["gpus"][index]["pci_address"].as_str();
+        let address = facts["gpus"][index]["pci_address"]["value"].as_str();
         address.expect("an address").to_owned()
     };
-    run("0");
+    run("quick", "0");
     let short = address(&read(), 2).trim_start_matches("0000:").to_owned();
-    let ran = run(&format!("0,{short}"));
+    let ran = run("standard", &format!("0,{short}"));
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     let facts = read();
-    let uuid = |index: usize| facts["gpus"][index]["uuid"].as_str().expect("a UUID");
+    let uuid = |index: usize| {
+        facts["gpus"][index]["uuid"]["value"]
+            .as_str()
+            .expect("a UUID")
+    };
     for worked in ["burn", "cuda_kernel"] {
         let gpus = facts["load"][worked].as_object().expect("by UUID");
         let mut expected = [uuid(0), uuid(2)];
@@ -72,7 +76,7 @@ fn only_named_gpus_are_worked_and_the_others_are_named_as_left_out() {
     );
 
     // All that there are: nothing is left out.
-    assert_eq!(run("0,1,2,3").code, 0);
+    assert_eq!(run("quick", "0,1,2,3").code, 0);
     let (code, _, stderr) = said(&mut node.run_command(&["--level", "quick", "--gpu", "9"]));
     assert_eq!(code, 3, "{stderr}");
     assert!(

@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Folder for the reports [default: one named by the time, in UTC, below target/validation]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run the validator as root through `sudo -n`, which must not ask for a password
+    /// Run the validator as root through `sudo -n`, which must not request a password
     #[arg(long)]
     sudo: bool,
     /// Judge a simulated node on this machine instead (`cargo xtask simulate list` names them);

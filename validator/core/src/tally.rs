@@ -102,7 +102,7 @@ pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement 
     let applies = |part: &&Outcome| part.verdict != Verdict::Skip;
     let worst = parts.iter().filter(applies).map(|part| part.verdict).max();
     let Some(verdict) = worst.or(parts.first().map(|part| part.verdict)) else {
-        return Err(Outcome::error("nothing was looked at"));
+        return Err(Outcome::error("nothing was read"));
     };
     let worst: Vec<&Outcome> = parts.iter().filter(|it| it.verdict == verdict).collect();
     let join = |texts: Vec<&str>| {
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(verdict_of(&[pass(), warn(), skip()]), Verdict::Warn);
         assert_eq!(verdict_of(&[pass(), warn(), error()]), Verdict::Error);
         assert_eq!(verdict_of(&[error(), fail(), warn()]), Verdict::Fail);
-        assert_eq!(verdict_of(&[]), Verdict::Error, "nothing was looked at");
+        assert_eq!(verdict_of(&[]), Verdict::Error, "nothing was read");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use validator_core::report::answer_of;
 
 /// Work every GPU at its power limit and verify every product
 ///
-/// Looks at the machine as `run` does, then multiplies matrices on every GPU at once with nothing
+/// Reads the machine as `run` does, then multiplies matrices on every GPU at once with nothing
 /// but the driver. The reference product is proved with exact operands, by Freivalds' check and by
 /// rows that the host computes; every element of every product is then compared with it. Ctrl-C
 /// stops within a second and reports what was measured.
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// How long to multiply, all precisions together: 90s, 5m, 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
     duration: BurnDuration,
-    /// What to multiply, one after another; by default what heats a GPU most
+    /// Precisions of the products, one after another; by default what heats a GPU most
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     precision: Vec<Precision>,
     /// Only these GPUs, by index, PCI address or UUID; by default all that CUDA_VISIBLE_DEVICES
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// Seed of the operands; the same seed gives the same bits on GPUs of one model
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Who multiplies
+    /// GEMM implementation
     #[arg(long, value_parser = crate::cli_values::engine(), default_value = "auto")]
     engine: EngineChoice,
     /// Burn a GPU although other processes use it

@@ -23,7 +23,7 @@ use validator_core::selection::Selection;
 
 /// Judge facts that were collected before
 ///
-/// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts
+/// Nothing of this machine is read: the same facts and the same profile give the same verdicts
 /// everywhere.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]

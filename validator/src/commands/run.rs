@@ -1,4 +1,4 @@
-//! `gpu-validator run`: look at this machine, judge it, report.
+//! `gpu-validator run`: read this machine, judge it, report.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -25,14 +25,14 @@ use validator_core::level::{Level, Stage};
 use validator_core::profile::Profile;
 use validator_core::selection::Selection;
 
-/// Look at this machine, judge it, report
+/// Read this machine, judge it, report
 ///
 /// Stages: the host; NVML and CUDA; the GPUs at work. Reports are written anew after each, so that
 /// a run which is killed still leaves one, marked incomplete.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
-    /// How much to look at
+    /// How much to read
     #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
@@ -372,7 +372,7 @@ fn unfinished(facts: &Facts, reached: &str) -> Facts {
 pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
     if forbidden && facts.simulated.is_some() && facts.interrupted.is_none() {
         facts.interrupted = Some(
-            "simulated driver libraries answered, which only --simulated-ok accepts".to_owned(),
+            "the driver libraries are simulated, which only --simulated-ok accepts".to_owned(),
         );
     }
 }

@@ -115,7 +115,7 @@ pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     }
     let init = facts.cuda.init.value().filter(|it| it.code != 0)?;
     Some(format!(
-        "CUDA does not initialise: cuInit answered {} ({})",
+        "CUDA does not initialise: cuInit returned {} ({})",
         init.name, init.code
     ))
 }
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(
             runs["GPU-a"],
             Reading::NotRead(
-                "CUDA does not initialise: cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)"
+                "CUDA does not initialise: cuInit returned CUDA_ERROR_SYSTEM_NOT_READY (802)"
                     .to_owned()
             )
         );

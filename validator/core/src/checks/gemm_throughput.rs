@@ -1,4 +1,4 @@
-//! The GPU multiplies as fast as it should, and as fast as the others.
+//! GEMM throughput matches the reference and the other GPUs.
 //!
 //! ## Why
 //! In a job over many GPUs all wait for the slowest. A GPU that is slow and right shows in no other
@@ -162,7 +162,7 @@ fn against_the_reference(
     let (precision, kernels) = (products.precision, &products.kernels);
     let Some(reference) = burned::reference(products, gpu) else {
         return Err(Outcome::skip(format!(
-            "{precision}: {rate:.1} TFLOP/s with {kernels} kernels; nobody says what this model reaches with them"
+            "{precision}: {rate:.1} TFLOP/s with {kernels} kernels; no reference throughput for this model"
         )));
     };
     #[expect(clippy::cast_precision_loss, reason = "a time")]

@@ -300,7 +300,7 @@ impl<'t> Worker<'t> {
                 Ok(memory) => {
                     if bytes < asked {
                         self.run.notes.push(format!(
-                            "{asked} bytes of memory were asked for, the driver gave {bytes}"
+                            "{asked} bytes of memory were requested, the driver gave {bytes}"
                         ));
                     }
                     return Ok(memory);
@@ -320,19 +320,19 @@ impl<'t> Worker<'t> {
     /// cuBLASLt, where it is wanted and works.
     fn library(&mut self, task: &BurnTask) -> Result<Option<Rc<Cublaslt>>, WorkerEnd> {
         if task.engine == EngineChoice::Ptx {
-            "the embedded kernels were asked for".clone_into(&mut self.run.engine_choice);
+            "the embedded kernels were requested".clone_into(&mut self.run.engine_choice);
             return Ok(None);
         }
         self.reporter.step("loading cuBLASLt");
         match cublaslt::find() {
             Ok(library) => {
                 if task.engine == EngineChoice::Cublaslt {
-                    "cuBLASLt was asked for".clone_into(&mut self.run.engine_choice);
+                    "cuBLASLt was requested".clone_into(&mut self.run.engine_choice);
                 }
                 Ok(Some(library))
             }
             Err(reason) if task.engine == EngineChoice::Cublaslt => {
-                Err(exited(format!("cuBLASLt was asked for: {reason}")))
+                Err(exited(format!("cuBLASLt was requested: {reason}")))
             }
             Err(reason) => {
                 self.run.engine_choice = format!("the embedded kernels serve: {reason}");
@@ -608,7 +608,7 @@ struct Engines<'l> {
     workspace: (u64, u64),
 }
 
-/// Who multiplies, and how large.
+/// GEMM implementation, and how large.
 struct Chosen {
     engine: EngineChoice,
     layout: (super::shape::Layout, f64),
