@@ -618,7 +618,7 @@ fn cuda_visible_devices_says_which_gpus_are_burned() {
         for gpu in 0..4 {
             let said = summary(&node, &report, "gemm_numerics", gpu);
             let says =
-                format!("the burn did not run: CUDA does not initialise: cuInit answered {error}");
+                format!("the burn did not run: CUDA does not initialise: cuInit returned {error}");
             assert!(said.starts_with(&says), "{visible}: {said}");
         }
     }

@@ -197,7 +197,7 @@ fn the_embedded_kernels_serve_where_there_is_no_cublaslt() {
         .expect("judged");
     let summary = completed["summary"].as_str().expect("text");
     assert!(
-        summary.contains("cuBLASLt was asked for: no cuBLASLt works"),
+        summary.contains("cuBLASLt was requested: no cuBLASLt works"),
         "{summary}"
     );
 }

@@ -77,7 +77,7 @@ fn a_simulated_node_is_not_judged_where_simulation_is_forbidden() {
     let ran = run_with_all_reports(&node, &["--level", "quick", "--forbid-simulated"]);
     assert_eq!(ran.code, 2);
     assert_eq!(ran.report.not_green(), set(&["run_complete: error"]));
-    let says = "simulated driver libraries answered, which only --simulated-ok accepts";
+    let says = "the driver libraries are simulated, which only --simulated-ok accepts";
     assert!(ran.stdout.contains(says), "{}", ran.stdout);
     assert!(node.out.read("report.xml").contains(says));
     let ran = node.finish(

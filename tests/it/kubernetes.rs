@@ -607,7 +607,7 @@ fn a_gate_that_cannot_tell_the_cluster_is_no_pass() {
     cluster.server.fail("PATCH", path, 99, refuse);
     let (code, _, stderr) = cluster.gated(&["--allow-simulated"]);
     assert_eq!(code, 2);
-    assert!(stderr.contains("the cluster was not told"), "{stderr}");
+    assert!(stderr.contains("the cluster was not updated"), "{stderr}");
     assert!(
         stderr.contains("no verb `patch` on resource `nodes/status`"),
         "{stderr}"

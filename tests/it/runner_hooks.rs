@@ -512,7 +512,7 @@ fn a_failed_gpu_quarantines_the_runner_until_it_is_released() {
         (code, stdout.as_str()),
         (
             0,
-            "no record of this job: no pre-job hook let it start, so nothing is cleaned behind it\n"
+            "no record of this job: no pre-job hook let it start, so nothing is cleaned after it\n"
         )
     );
 
@@ -530,12 +530,12 @@ fn a_failed_gpu_quarantines_the_runner_until_it_is_released() {
     ] {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
-    assert_eq!(stdout.lines().count(), 1, "nothing was looked at: {stdout}");
+    assert_eq!(stdout.lines().count(), 1, "nothing was read: {stdout}");
 
     assert_eq!(
         runner.release(&mended, &["gpu-18"]).1,
         format!(
-            "gpu-18 is not quarantined (looked in {})\n",
+            "gpu-18 is not quarantined (folder {})\n",
             runner.state().display()
         )
     );
@@ -581,7 +581,7 @@ fn a_quarantine_that_cannot_be_told_or_kept_lets_nobody_in() {
     let (code, stdout, _) = runner.pre_job(&node);
     assert_eq!(code, 2);
     assert!(
-        stdout.contains("it cannot be told whether this runner is quarantined"),
+        stdout.contains("the quarantine of this runner could not be read"),
         "{stdout}"
     );
 

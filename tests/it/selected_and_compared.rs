@@ -31,6 +31,61 @@ fn checks_that_are_left_out_are_named_and_no_pass() {
 }
 
 #[test]
+fn only_named_gpus_are_worked_and_the_others_are_named_as_left_out() {
+    let node = Node::healthy("h100-pcie-4-no-bridge");
+    let facts = node.out.path("facts.json");
+    let run = |level: &str, gpus: &str| {
+        let mut run = node.run_command(&["--level", level, "--gpu", gpus, "-v", "--facts"]);
+        node.finish(run.arg(&facts))
+    };
+    let read = || -> serde_json::Value {
+        let text = std::fs::read(&facts).expect("facts");
+        serde_json::from_slice(&text).expect("JSON")
+    };
+    // An index, and an address without its domain.
+    let address = |facts: &serde_json::Value, index: usize| {
+        let address = facts["gpus"][index]["pci_address"]["value"].as_str();
+        address.expect("an address").to_owned()
+    };
+    run("quick", "0");
+    let short = address(&read(), 2).trim_start_matches("0000:").to_owned();
+    let ran = run("standard", &format!("0,{short}"));
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let facts = read();
+    let uuid = |index: usize| {
+        facts["gpus"][index]["uuid"]["value"]
+            .as_str()
+            .expect("a UUID")
+    };
+    for worked in ["burn", "cuda_kernel"] {
+        let gpus = facts["load"][worked].as_object().expect("by UUID");
+        let mut expected = [uuid(0), uuid(2)];
+        expected.sort_unstable();
+        assert!(gpus.keys().eq(expected), "{worked}: {gpus:?}");
+    }
+    let says = format!(
+        "GPU 1 ({}), GPU 3 ({}) left out by --gpu",
+        address(&facts, 1),
+        address(&facts, 3)
+    );
+    assert_eq!(ran.report.0["incomplete"], says);
+    assert!(
+        ran.stdout.contains("on 2 GPUs: left out by --gpu"),
+        "the coverage names them: {}",
+        ran.stdout
+    );
+
+    // All that there are: nothing is left out.
+    assert_eq!(run("quick", "0,1,2,3").code, 0);
+    let (code, _, stderr) = said(&mut node.run_command(&["--level", "quick", "--gpu", "9"]));
+    assert_eq!(code, 3, "{stderr}");
+    assert!(
+        stderr.contains("no GPU 9; expected an index, PCI address or UUID of: GPU 0 (0000:"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_failure_fails_whatever_else_is_left_out() {
     let node = Node::with("h200x1", &[], &["gpu.persistence_mode=false"]);
     let ran = node.run(&["--level", "quick", "--only", "persistence_mode"]);

@@ -201,7 +201,7 @@ fn a_local_run_keeps_every_report_and_the_exit_code() {
 fn an_exit_code_that_no_report_backs_up_is_not_a_pass() {
     let cases = [
         ("exit 0", "did not come back"),
-        ("code=1; write_reports \"$@\"; exit 0", "report.json says 1"),
+        ("code=1; write_reports \"$@\"; exit 0", "report.json has 1"),
         (
             "write_reports \"$@\"; for it; do case $it in */report.json) : >\"$it\" ;; esac; done; exit 0",
             "report.json did not come back",

@@ -34,7 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   Judge this node, with a report for CI:
       gpu-validator run --profile p5.48xlarge.yaml --junit report.xml
-  Look before a job starts, in well under a second:
+  Check before a job starts, in well under a second:
       gpu-validator run --level quick
   Collect on the node, judge elsewhere, again and again:
       gpu-validator collect -o facts.json
@@ -73,7 +73,7 @@ enum Command {
     /// What is checked, why, and what to do when it fails
     #[command(subcommand)]
     Checks(commands::checks::ChecksCommand),
-    /// Profiles: what a node must be
+    /// Node requirements (profile)
     #[command(subcommand)]
     Profile(commands::profile::ProfileCommand),
     /// Before and after each job of a CI runner: gate, clean, quarantine
@@ -218,5 +218,25 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         <super::CommandLine as clap::CommandFactory>::command().debug_assert();
+    }
+
+    /// The help of this command and of those below it that users see.
+    fn help_of(command: &mut clap::Command) -> Vec<String> {
+        let mut texts = vec![command.render_long_help().to_string()];
+        let visible = command.get_subcommands_mut().filter(|it| !it.is_hide_set());
+        texts.extend(visible.flat_map(help_of));
+        texts
+    }
+
+    #[test]
+    fn help_is_in_standard_terms() {
+        let avoided = include_str!("../core/tests/avoided_words.txt");
+        let texts = help_of(&mut <super::CommandLine as clap::CommandFactory>::command());
+        assert!(texts.len() > 20, "{} subcommands are not all", texts.len());
+        for line in texts.iter().flat_map(|it| it.lines()) {
+            let mut words = line.split(|it: char| !it.is_alphanumeric());
+            let found = words.find(|it| avoided.lines().any(|word| word.eq_ignore_ascii_case(it)));
+            assert_eq!(found, None, "{line}");
+        }
     }
 }

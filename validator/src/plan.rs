@@ -23,7 +23,7 @@ pub(crate) struct BurnOptions {
     pub inject: u32,
     /// `None`: another one each time.
     pub seed: Option<u64>,
-    /// Who multiplies.
+    /// GEMM implementation.
     pub engine: EngineChoice,
 }
 

@@ -676,3 +676,42 @@ fn a_profile_is_shown_with_what_it_extends_whole_and_by_key() {
     assert_eq!(code, 3);
     assert!(stderr.contains("there is no `cuont`"), "{stderr}");
 }
+
+/// The report of the recorded facts of four H200s on a terminal of this size.
+fn report_on_terminal(columns: &str, rows: &str, variable: Option<&str>) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let facts = folder.join("../tests/facts/h200x4.facts.json");
+    let mut command = Command::new("python3");
+    command.arg(folder.join("tests/on_terminal.py"));
+    command.args([columns, rows, env!("CARGO_BIN_EXE_gpu-validator"), "judge"]);
+    command.arg(facts).args(["--color", "never", "-v"]);
+    command.env_remove("COLUMNS");
+    if let Some(columns) = variable {
+        command.env("COLUMNS", columns);
+    }
+    let (code, stdout, stderr) = output(&mut command);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    stdout
+}
+
+#[test]
+fn a_report_has_the_width_of_its_terminal() {
+    let widest = |report: &str| {
+        let lines = report.lines().map(|it| it.chars().count());
+        lines.max().unwrap_or_default()
+    };
+    let wide = widest(&report_on_terminal("200", "50", None));
+    assert!((101..=200).contains(&wide), "{wide}");
+    for (columns, rows, variable) in [
+        ("80", "24", None),
+        // A serial line and some CI services set no rows.
+        ("80", "0", None),
+        // The variable comes first, and completes a terminal without a size.
+        ("200", "50", Some("80")),
+        ("0", "0", Some("80")),
+    ] {
+        let report = report_on_terminal(columns, rows, variable);
+        let case = format!("{columns} x {rows}, COLUMNS {variable:?}");
+        assert!((61..=80).contains(&widest(&report)), "{case}:\n{report}");
+    }
+}

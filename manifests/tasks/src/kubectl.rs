@@ -150,7 +150,7 @@ fn last_line(bytes: &[u8]) -> String {
     text.trim()
         .lines()
         .last()
-        .unwrap_or("it said nothing")
+        .unwrap_or("it reported nothing")
         .to_owned()
 }
 

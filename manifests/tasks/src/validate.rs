@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     /// Every node that is labelled nvidia.com/gpu=true
     #[arg(long, group = "which")]
     fleet: bool,
-    /// How much is read and tested
+    /// How much to read
     #[arg(long, value_name = "LEVEL", default_value = "standard")]
     level: String,
     /// Give up after so many seconds, the wait for GPUs included

@@ -79,7 +79,7 @@ fn a_simulated_run_is_no_pass_and_no_variable_changes_that() {
         let (code, stdout, stderr) = said(&mut command);
         assert_eq!(code, 2, "{arguments:?}: {stdout}{stderr}");
         assert!(
-            stdout.contains("simulated driver libraries answered"),
+            stdout.contains("the driver libraries are simulated"),
             "{stdout}"
         );
         command.arg("--simulated-ok");

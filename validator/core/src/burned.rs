@@ -25,13 +25,13 @@ pub(crate) fn run_of<'f>(
             return Err(queries::reported_by("run_complete", text, profile));
         }
         // Facts of a version that did not burn.
-        None => return Err(Outcome::skip("no burn was asked for")),
+        None => return Err(Outcome::skip("no burn was requested")),
     }
     let uuid = gpu.uuid.required("UUID of the GPU")?;
     let run = match burned.get(uuid) {
         Some(Reading::Value(run)) => run,
         None if leaves_out(uuid, facts) => {
-            return Err(Outcome::skip("no burn of this GPU was asked for"));
+            return Err(Outcome::skip("no burn of this GPU was requested"));
         }
         missing => {
             let reason = match missing {
@@ -143,7 +143,7 @@ pub(crate) fn unless_others_use_it(
             Verdict::Fail => Outcome {
                 expected: outcome.expected,
                 observed: outcome.observed,
-                ..Outcome::busy(summary).remedy("run again when nobody else uses the GPU")
+                ..Outcome::busy(summary).remedy("run again when no other process uses the GPU")
             },
             Verdict::Warn => Outcome { summary, ..outcome },
             _ => outcome,

@@ -36,7 +36,7 @@ impl RecommendedAction {
         Self::Rma,
     ];
 
-    /// Its name in every report: `fix_software`.
+    /// Its name for programs: `fix_software`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Wait => "wait",
@@ -45,6 +45,18 @@ impl RecommendedAction {
             Self::Reset => "reset",
             Self::Reboot => "reboot",
             Self::Rma => "rma",
+        }
+    }
+
+    /// As people read it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::FixSoftware => "fix software",
+            Self::Drain => "drain",
+            Self::Reset => "reset",
+            Self::Reboot => "reboot",
+            Self::Rma => "RMA",
         }
     }
 

@@ -101,7 +101,7 @@ fn seen(facts: &Facts) -> Result<&KubernetesFacts, Outcome> {
     facts
         .kubernetes
         .as_ref()
-        .ok_or_else(|| Outcome::skip("these facts were collected without a look at Kubernetes"))
+        .ok_or_else(|| Outcome::skip("these facts were collected without Kubernetes"))
 }
 
 /// What was seen from inside of a node with a kubelet. Without one the check is skipped, unless the
@@ -114,7 +114,7 @@ pub(crate) fn kubelet<'a>(
     let seen = match seen(facts) {
         Err(_) if required => {
             return Err(Outcome::error(
-                "the profile requires a kubelet, and these facts were collected without a look at Kubernetes",
+                "the profile requires a kubelet, and these facts were collected without Kubernetes",
             ));
         }
         seen => seen?,
@@ -133,7 +133,7 @@ pub(crate) fn kubelet<'a>(
             "the profile requires a kubelet, and none has made its folders in {root}{container}"
         ))
         .remedy(format!(
-            "look whether the kubelet runs: systemctl status kubelet; in a container, mount {root}/device-plugins and {root}/pod-resources; another folder is named by kubernetes.kubelet_root in the profile"
+            "check that the kubelet runs: systemctl status kubelet; in a container, mount {root}/device-plugins and {root}/pod-resources; another folder is named by kubernetes.kubelet_root in the profile"
         ))
     } else {
         Outcome::skip(format!(
@@ -148,7 +148,7 @@ pub(crate) fn api<'a>(facts: &'a Facts, profile: &Profile) -> Result<&'a ApiFact
     if profile.kubernetes.api.required == Some(true) {
         let Some(seen) = &facts.kubernetes else {
             return Err(Outcome::error(
-                "the profile requires the API server, and these facts were collected without a look at Kubernetes",
+                "the profile requires the API server, and these facts were collected without Kubernetes",
             ));
         };
         if seen.api == Reading::NotSupported {

@@ -681,7 +681,7 @@ mod tests {
             facts.nvml.probe_trouble = trouble.iter().map(|&it| it.to_owned()).collect();
             diagnose(&run_of(facts))
         };
-        let lost = "nvmlDeviceGetHandleByIndex_v2 answered NVML_ERROR_GPU_IS_LOST";
+        let lost = "nvmlDeviceGetHandleByIndex_v2 returned NVML_ERROR_GPU_IS_LOST";
         let causes = causes_with(&[lost, lost]);
         let warns = |it: &RootCause| it.evidence[0].check == "nvml_library";
         assert!(!causes.iter().any(warns), "{causes:#?}");
@@ -691,7 +691,7 @@ mod tests {
                 .iter()
                 .any(|it| it.check == "nvml_library")
         );
-        let other = "nvmlSystemGetDriverVersion answered NVML_ERROR_UNKNOWN";
+        let other = "nvmlSystemGetDriverVersion returned NVML_ERROR_UNKNOWN";
         assert!(causes_with(&[lost, other]).iter().any(warns));
     }
 

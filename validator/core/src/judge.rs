@@ -239,7 +239,7 @@ fn not_judged_of_an_image(check: &Check, facts: &Facts) -> Option<Outcome> {
     if check.level == Level::Image {
         return facts.host.image.is_none().then(|| {
             Outcome::error(format!(
-                "these facts were collected at level {}, which does not look at an image's disk",
+                "these facts were collected at level {}, which does not read an image's disk",
                 facts.level
             ))
         });

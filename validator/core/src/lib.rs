@@ -50,6 +50,7 @@ mod expect;
 pub mod facts;
 pub mod findings;
 pub mod fleet;
+pub mod gpu_names;
 mod judge;
 #[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod kernel_log_events;

@@ -25,7 +25,7 @@ pub(crate) fn reported_by(root_cause: &str, reason: &str, profile: &Profile) -> 
         .is_some_and(|it| it.severity != Severity::Fail);
     if softened {
         Outcome::error(format!(
-            "{reason}; the profile keeps {root_cause} from failing, but this was still not looked at"
+            "{reason}; the profile keeps {root_cause} from failing, but this was still not checked"
         ))
     } else {
         Outcome::skip(format!("{reason}, which {root_cause} reports"))
@@ -82,7 +82,7 @@ pub(crate) fn image(facts: &Facts) -> Result<&ImageFacts, Outcome> {
         .host
         .image
         .as_ref()
-        .ok_or_else(|| Outcome::error("the disk of the image was not looked at"))
+        .ok_or_else(|| Outcome::error("the disk of the image was not read"))
 }
 
 /// The NVIDIA GPUs on the PCI bus.
@@ -179,7 +179,9 @@ pub(crate) fn service(facts: &Facts, name: &str) -> Result<ServiceState, Outcome
         )));
     }
     match reading {
-        None => Err(Outcome::error(format!("service {name} was not looked at"))),
+        None => Err(Outcome::error(format!(
+            "the state of service {name} was not read"
+        ))),
         Some(reading) => Ok(*reading.required(&format!("service {name}"))?),
     }
 }
@@ -235,7 +237,7 @@ pub(crate) fn not_on_loader_path(library: &str, path: &str, unloadable: Option<&
         );
     }
     Outcome::warn(format!(
-        "{library} lies in {folder}, where the loader does not look for it: programs do not find it"
+        "{library} lies in {folder}, outside the loader's search path: programs do not find it"
     ))
     .expected(format!("{library} found by its name"))
     .observed(path)

@@ -125,7 +125,7 @@ pub(crate) fn worst_of(parts: impl IntoIterator<Item = Judgement>) -> Judgement 
     let first = tally.parts.first().map(|part| part.verdict);
     match tally.worst().or(first) {
         Some(verdict) => Ok(tally.joined(verdict)),
-        None => Err(Outcome::error("nothing was looked at")),
+        None => Err(Outcome::error("nothing was read")),
     }
 }
 
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(verdict_of(&[pass(), warn(), skip()]), Verdict::Warn);
         assert_eq!(verdict_of(&[pass(), warn(), error()]), Verdict::Error);
         assert_eq!(verdict_of(&[error(), fail(), warn()]), Verdict::Fail);
-        assert_eq!(verdict_of(&[]), Verdict::Error, "nothing was looked at");
+        assert_eq!(verdict_of(&[]), Verdict::Error, "nothing was read");
     }
 
     #[test]

@@ -83,12 +83,14 @@ impl Ending {
                 bail!("the validator panicked (exit code 101); what it printed is in stderr.txt")
             }
             Ending::Code(code @ (126 | 127)) => {
-                bail!("the validator could not be started (exit code {code}); stderr.txt says why")
+                bail!(
+                    "the validator could not be started (exit code {code}); the reason is in stderr.txt"
+                )
             }
             // A shell on the other machine reports a signal this way.
             Ending::Code(code @ 129..=192) => Ending::Signal(code - 128).exit_code(),
             Ending::Code(code) => bail!(
-                "the validator ended with exit code {code}, which is none of its own; stderr.txt may say why"
+                "the validator ended with exit code {code}, which is none of its own; stderr.txt may have the reason"
             ),
             Ending::Signal(signal) => {
                 bail!("the validator was killed by signal {signal} before it could finish")

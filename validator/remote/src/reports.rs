@@ -82,7 +82,7 @@ impl Folder {
                 && report["simulated"].is_string() != simulated
             {
                 bail!(
-                    "report.json says {} for a run {} --simulate, so this is not a pass",
+                    "report.json has {} for a run {} --simulate, so this is not a pass",
                     report["simulated"],
                     if simulated { "with" } else { "without" }
                 );
@@ -91,7 +91,7 @@ impl Folder {
             match reported {
                 Ok(Some(reported)) if reported == u64::from(code) => {}
                 Ok(Some(reported)) => bail!(
-                    "the validator ended with exit code {code}, but report.json says {reported}, so this is not a pass"
+                    "the validator ended with exit code {code}, but report.json has {reported}, so this is not a pass"
                 ),
                 Ok(None) => bail!(
                     "the validator ended with exit code {code}, but report.json holds no exit_code, so this is not a pass"

@@ -192,7 +192,7 @@ fn unpack(mut stream: &[u8]) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
             .iter()
             .map(|(_, asked)| *asked)
             .find(|asked| *asked == name);
-        let name = asked.with_context(|| format!("`{name}` was not asked for"))?;
+        let name = asked.with_context(|| format!("`{name}` was not requested"))?;
         let size: usize = size
             .parse()
             .with_context(|| format!("`{size}` is not the size of {name}"))?;
@@ -294,7 +294,7 @@ impl Ssh {
         let system = String::from_utf8_lossy(&output.stdout);
         ensure!(
             output.status.success(),
-            "no connection to {destination}, ssh says why above; try it by hand, which also lets you check and accept an unknown host key: {}",
+            "no connection to {destination}, ssh reports the reason above; try it by hand, which also lets you check and accept an unknown host key: {}",
             ssh.by_hand()
         );
         ensure!(
@@ -616,7 +616,7 @@ mod tests {
             unpack(b"../evil 1\nx")
                 .expect_err("refused")
                 .to_string()
-                .contains("not asked for")
+                .contains("was not requested")
         );
         assert!(
             unpack(b"report.md 9\nx")

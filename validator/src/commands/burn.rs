@@ -17,17 +17,17 @@ use super::terminal::{status_with_output, to_stderr, to_stdout};
 use crate::plan::BurnOptions;
 use crate::session::SessionOptions;
 use crate::session::standby::Standby;
-use crate::session::worked_gpus::{is_named, visible_gpus};
+use crate::session::worked_gpus::visible_gpus;
 use validator_core::facts::{Facts, Precision};
 use validator_core::findings::{ExitStatus, Run};
+use validator_core::gpu_names::gpu_named;
 use validator_core::level::Level;
 use validator_core::plan::EngineChoice;
-use validator_core::queries::gpu_name;
 use validator_core::report::answer_of;
 
 /// Work every GPU at its power limit and verify every product
 ///
-/// Looks at the machine as `run` does, then multiplies matrices on every GPU at once with nothing
+/// Reads the machine as `run` does, then multiplies matrices on every GPU at once with nothing
 /// but the driver. The reference product is proved with exact operands, by Freivalds' check and by
 /// rows that the host computes; every element of every product is then compared with it. Ctrl-C
 /// stops within a second and reports what was measured.
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// How long to multiply, all precisions together: 90s, 5m, 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
     duration: BurnDuration,
-    /// What to multiply, one after another; by default what heats a GPU most
+    /// Precisions of the products, one after another; by default what heats a GPU most
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     precision: Vec<Precision>,
     /// Only these GPUs, by index, PCI address or UUID; by default all that CUDA_VISIBLE_DEVICES
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     /// Seed of the operands; the same seed gives the same bits on GPUs of one model
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Who multiplies
+    /// GEMM implementation
     #[arg(long, value_parser = crate::cli_values::engine(), default_value = "auto")]
     engine: EngineChoice,
     /// Burn a GPU although other processes use it
@@ -374,22 +374,9 @@ pub(super) fn chosen_gpus(named: &[String], facts: &Facts) -> anyhow::Result<Vec
 }
 
 fn uuid_of(name: &str, facts: &Facts) -> anyhow::Result<String> {
-    // No address and no UUID is a number alone.
-    let by_index = name.parse().ok().and_then(|it: usize| facts.gpus.get(it));
-    let named = by_index.or_else(|| facts.gpus.iter().find(|gpu| is_named(gpu, name)));
-    if let Some(uuid) = named.and_then(|gpu| gpu.uuid.value()) {
-        return Ok(uuid.clone());
-    }
-    let known: Vec<String> = facts
-        .gpus
-        .iter()
-        .enumerate()
-        .map(|(index, gpu)| gpu_name(gpu, index))
-        .collect();
-    bail!(
-        "no GPU {name}; expected an index, PCI address or UUID of: {}",
-        known.join(", ")
-    )
+    let gpu = gpu_named(name, facts).map_err(anyhow::Error::msg)?;
+    let uuid = gpu.uuid.value().cloned();
+    uuid.ok_or_else(|| anyhow::anyhow!("GPU {name}: its UUID could not be read"))
 }
 
 /// What each GPU did, one line for each precision.
@@ -424,27 +411,17 @@ fn summary(facts: &Facts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use validator_core::facts::Reading;
     use validator_core::test_machine::healthy_node;
 
     #[test]
-    fn gpus_are_named_by_uuid_or_address() {
-        let facts = healthy_node();
-        let uuid = facts.gpus[2].uuid.value().cloned().unwrap_or_default();
-        let address = facts.gpus[2]
-            .pci_address
-            .value()
-            .cloned()
-            .unwrap_or_default();
-        let short = address.trim_start_matches("0000:").to_uppercase();
-        for name in [uuid.clone(), address, short, "2".to_owned()] {
-            let chosen = chosen_gpus(&[name], &facts).expect("known");
-            assert_eq!(chosen, std::slice::from_ref(&uuid));
-        }
-        let error = chosen_gpus(&["GPU-x".to_owned()], &facts).expect_err("unknown");
-        assert!(
-            error.to_string().starts_with(
-                "no GPU GPU-x; expected an index, PCI address or UUID of: GPU 0 (0000:"
-            )
-        );
+    fn a_named_gpu_without_a_uuid_is_refused() {
+        let mut facts = healthy_node();
+        let uuid = facts.gpus[2].uuid.value().cloned();
+        let chosen = chosen_gpus(&["2".to_owned()], &facts).expect("known");
+        assert_eq!(chosen.first(), uuid.as_ref());
+        facts.gpus[2].uuid = Reading::NotRead("no answer".to_owned());
+        let error = chosen_gpus(&["2".to_owned()], &facts).expect_err("no UUID");
+        assert_eq!(error.to_string(), "GPU 2: its UUID could not be read");
     }
 }

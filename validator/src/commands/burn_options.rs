@@ -14,17 +14,17 @@ use validator_core::profile::{BURN_SECONDS, Profile};
 /// Options of the burn at level standard (10 s) and extended (60 s, several precisions).
 #[derive(Debug, clap::Args)]
 pub(crate) struct BurnOfRun {
-    /// Do not burn, whatever level and profile say
+    /// Do not burn, whatever level and profile require
     #[arg(long, env = "GPU_VALIDATOR_NO_BURN")]
     no_burn: bool,
     /// How long to burn, all precisions together: 10s, 5m [default: 10s; 60s at level extended]
     #[arg(long, value_name = "TIME", env = "GPU_VALIDATOR_BURN_DURATION")]
     burn_duration: Option<BurnDuration>,
-    /// What to multiply, one after another [default: what heats a GPU most; several at level
-    /// extended]
+    /// Precisions of the products, one after another [default: what heats a GPU most;
+    /// several at level extended]
     #[arg(long, value_name = "LIST", value_parser = crate::cli_values::precision(), value_delimiter = ',')]
     burn_precision: Vec<Precision>,
-    /// Who multiplies [default: auto]
+    /// GEMM implementation [default: auto]
     #[arg(long, value_name = "ENGINE", value_parser = crate::cli_values::engine())]
     burn_engine: Option<EngineChoice>,
     /// Memory that is filled with results, of what is free: 80%, 2GiB [default: 95%]

@@ -10,9 +10,9 @@ use crate::session::SessionOptions;
 use validator_core::findings::ExitStatus;
 use validator_core::level::Level;
 
-/// Look at this machine and write what was seen, without judging
+/// Read this machine and write the facts, without judging
 ///
-/// Exits with 0 when everything was looked at and written, with 2 when the run was stopped or the
+/// Exits with 0 when everything was read and written, with 2 when the run was stopped or the
 /// file could not be written where it was requested (it is then saved elsewhere, and its place is
 /// printed).
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     /// Where to write the facts; standard output without it
     #[arg(long, short, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     output: Option<PathBuf>,
-    /// How much to look at
+    /// How much to read
     #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]

@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// Facts of the second run
     #[arg(value_name = "AFTER")]
     after: PathBuf,
-    /// What a node must be
+    /// Node requirements (profile)
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     profile: Option<PathBuf>,
     /// As JSON

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 
 use super::report_files::{
     ClaimedOutputs, ReportFiles, is_standard_output, save_elsewhere, write_whole,
@@ -23,7 +23,7 @@ use validator_core::selection::Selection;
 
 /// Judge facts that were collected before
 ///
-/// Nothing of this machine is looked at: the same facts and the same profile give the same verdicts
+/// Nothing of this machine is read: the same facts and the same profile give the same verdicts
 /// everywhere.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
@@ -80,6 +80,9 @@ impl Judge {
                 facts.level
             );
         }
+        self.selection
+            .refuse_unknown_gpus(&facts)
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let run = Run::judged(facts, &self.profile, &self.profile_name, level);
         Ok(self.selection.applied_to(run))
     }

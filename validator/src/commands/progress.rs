@@ -82,7 +82,7 @@ fn show(shown: &Mutex<Shown>, done: &AtomicBool) {
         let shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         let (number, what) = match shown.stage {
             Stage::Host => (1, "reading the host"),
-            Stage::Gpu => (2, "asking NVML and CUDA"),
+            Stage::Gpu => (2, "reading NVML and CUDA"),
             Stage::Load => (3, "GPUs at work"),
         };
         let seconds = started.elapsed().as_secs_f64();

@@ -9,8 +9,8 @@ use validator_core::report::HumanStyle;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ReportOptions {
-    /// What this node must be; without it, expectations follow from the EC2 instance type and the
-    /// GPU model
+    /// Node requirements (profile); without it, expectations follow from the EC2 instance type and
+    /// the GPU model
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_PROFILE")]
     pub(crate) profile: Option<PathBuf>,
     /// Write a JUnit report, `-` for standard output
@@ -101,7 +101,7 @@ impl ReportOptions {
                 let profile = crate::profile_file::load(path)?;
                 if profile == Profile::default() {
                     to_stderr(&format!(
-                        "warning: profile {} is empty and requires nothing: only the EC2 instance type and the GPU model say what is expected\n",
+                        "warning: profile {} is empty and requires nothing: the expectations are those of the EC2 instance type and the GPU model alone\n",
                         path.display()
                     ));
                 }

@@ -1,4 +1,4 @@
-//! `gpu-validator run`: look at this machine, judge it, report.
+//! `gpu-validator run`: read this machine, judge it, report.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -25,14 +25,14 @@ use validator_core::level::{Level, Stage};
 use validator_core::profile::Profile;
 use validator_core::selection::Selection;
 
-/// Look at this machine, judge it, report
+/// Read this machine, judge it, report
 ///
 /// Stages: the host; NVML and CUDA; the GPUs at work. Reports are written anew after each, so that
 /// a run which is killed still leaves one, marked incomplete.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = crate::commands::EXIT_CODES)]
 pub(crate) struct Arguments {
-    /// How much to look at
+    /// How much to read
     #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     if arguments.remote.is_given() {
         anyhow::ensure!(
             !arguments.selection.is_given(),
-            "--only and --skip are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
+            "--only, --skip and --gpu are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
         );
         return run_remote::run(&run_remote::Request {
             options: &arguments.remote,
@@ -80,6 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     probe.deadlines = probe.deadlines.scaled(arguments.deadline_scale);
     let _claim = crate::sentinel_requests::claim();
     let mut options = SessionOptions::from(probe);
+    options.gpus.clone_from(&arguments.selection.gpu);
     options.burn = arguments.burn.plan(arguments.level, &profile)?;
     options.allocation = arguments.burn.allocation(arguments.level, &options.burn);
     let asked = Asked {
@@ -90,7 +91,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         forbid_simulated: arguments.report.refuses_simulated(),
         selection,
     };
-    Ok(look_and_report(options, &asked, &interrupt).exit_status())
+    let run = look_and_report(options, &asked, &interrupt);
+    asked
+        .selection
+        .refuse_unknown_gpus(&run.facts)
+        .map_err(anyhow::Error::msg)?;
+    Ok(run.exit_status())
 }
 
 /// By what a run judges and where it reports.
@@ -366,7 +372,7 @@ fn unfinished(facts: &Facts, reached: &str) -> Facts {
 pub(crate) fn refuse_simulated(facts: &mut Facts, forbidden: bool) {
     if forbidden && facts.simulated.is_some() && facts.interrupted.is_none() {
         facts.interrupted = Some(
-            "simulated driver libraries answered, which only --simulated-ok accepts".to_owned(),
+            "the driver libraries are simulated, which only --simulated-ok accepts".to_owned(),
         );
     }
 }

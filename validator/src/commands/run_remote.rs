@@ -36,7 +36,7 @@ pub(crate) struct RemoteOptions {
     /// gpu-validator-reports]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run as root there, through `sudo -n`, which must not ask for a password
+    /// Run as root there, through `sudo -n`, which must not request a password
     #[arg(long)]
     sudo: bool,
     /// Configuration file for ssh, as in `ssh -F`

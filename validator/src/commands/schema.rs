@@ -14,7 +14,7 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Format {
-    /// What a node must be
+    /// Node requirements (profile)
     Profile,
     /// The JSON report
     Report,

@@ -177,7 +177,7 @@ fn work(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
     let probe = probe_options(Level::Quick, arguments.sysroot.clone(), &Profile::default());
     let (gpus, simulated) = visible(&arguments.gpu, &probe, &interrupt)?;
     if simulated.is_some() && !arguments.simulated_ok && !simulated_ok::by_root() {
-        to_stderr("simulated driver libraries answered, which only --simulated-ok accepts\n");
+        to_stderr("the driver libraries are simulated, which only --simulated-ok accepts\n");
         return Ok(ExitStatus::NotJudged);
     }
     let options = SentinelOptions {

@@ -80,10 +80,22 @@ pub(crate) fn status_with_output(status: ExitStatus) -> ExitStatus {
 
 /// Columns of the terminal on standard output; files and pipes have a fixed width.
 pub(crate) fn width_of_stdout() -> usize {
-    let size = terminal_size::terminal_size_of(io::stdout());
-    size.map_or(HumanStyle::WIDTH_OF_PIPES, |(width, _)| {
-        usize::from(width.0)
-    })
+    let columns = std::env::var("COLUMNS").ok();
+    let window = rustix::termios::tcgetwinsize(io::stdout()).ok();
+    width_of(
+        io::stdout().is_terminal(),
+        columns.as_deref(),
+        window.map(|it| it.ws_col),
+    )
+}
+
+/// The user's `COLUMNS` comes before the size of the terminal, as in ls and git. A terminal of a
+/// serial line or of a CI service has columns and no rows, or neither.
+fn width_of(is_terminal: bool, columns: Option<&str>, window: Option<u16>) -> usize {
+    let requested = columns.and_then(|it| it.parse().ok());
+    let width = requested.or(window.map(usize::from));
+    let width = width.filter(|it| is_terminal && *it > 0);
+    width.unwrap_or(HumanStyle::WIDTH_OF_PIPES)
 }
 
 /// Writes to standard error, if it has a reader.
@@ -92,4 +104,22 @@ pub(crate) fn to_stderr(text: &str) {
     let _ = stderr
         .write_all(text.as_bytes())
         .and_then(|()| stderr.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HumanStyle, width_of};
+
+    #[test]
+    fn the_variable_comes_before_the_terminal_and_pipes_have_a_fixed_width() {
+        assert_eq!(width_of(true, None, Some(200)), 200);
+        assert_eq!(width_of(true, Some("80"), Some(200)), 80);
+        for none in [None, Some(""), Some("wide"), Some("-1")] {
+            assert_eq!(width_of(true, none, Some(80)), 80);
+        }
+        for (is_terminal, columns) in [(false, Some("80")), (true, None), (true, Some("0"))] {
+            let width = width_of(is_terminal, columns, Some(0));
+            assert_eq!(width, HumanStyle::WIDTH_OF_PIPES);
+        }
+    }
 }

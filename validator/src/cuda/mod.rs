@@ -55,7 +55,7 @@ impl std::fmt::Display for CudaFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::MissingFunction { call } => write!(f, "libcuda has no function {call}"),
-            Self::Status { call, code, name } => write!(f, "{call} answered {name} ({code})"),
+            Self::Status { call, code, name } => write!(f, "{call} returned {name} ({code})"),
         }
     }
 }

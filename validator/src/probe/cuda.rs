@@ -187,7 +187,7 @@ fn read(cuda: &CudaLibrary, reporter: &Reporter) {
             reading(devices(cuda))
         }
         Ok(result) => {
-            Reading::NotRead(format!("cuInit answered {} ({})", result.name, result.code))
+            Reading::NotRead(format!("cuInit returned {} ({})", result.name, result.code))
         }
         Err(failure) => Reading::NotRead(failure.to_string()),
     };

@@ -114,7 +114,7 @@ pub(crate) fn add_nvml(facts: &mut Facts, result: std::thread::Result<(NvmlOutco
         Err(_) => facts
             .nvml
             .probe_trouble
-            .push("the thread that asks NVML panicked".to_owned()),
+            .push("the thread of the NVML probe panicked".to_owned()),
     }
 }
 
@@ -124,6 +124,6 @@ pub(crate) fn add_cuda(facts: &mut Facts, result: std::thread::Result<(cuda::Cud
         Err(_) => facts
             .cuda
             .probe_trouble
-            .push("the thread that asks CUDA panicked".to_owned()),
+            .push("the thread of the CUDA probe panicked".to_owned()),
     }
 }

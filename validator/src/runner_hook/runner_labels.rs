@@ -122,7 +122,7 @@ impl RunnerLabels {
             .all(|it| it.is_ascii_alphanumeric() || b"-_./".contains(&it));
         ensure!(
             is_scope && is_plain && !scope.contains(".."),
-            "`{scope}` does not say where the runner is registered: repos/OWNER/NAME, orgs/NAME or enterprises/NAME"
+            "`{scope}` does not name where the runner is registered: repos/OWNER/NAME, orgs/NAME or enterprises/NAME"
         );
         let client = client_builder()
             .user_agent(concat!("gpu-validator/", env!("CARGO_PKG_VERSION")))
@@ -183,7 +183,7 @@ impl RunnerLabels {
             .find(|it| it.name == self.runner)
             .ok_or_else(|| {
                 anyhow!(
-                    "{} lists no runner {}; say where it is registered (--runner-scope)",
+                    "{} lists no runner {}; name where it is registered (--runner-scope)",
                     self.runners_url,
                     self.runner
                 )
@@ -222,7 +222,7 @@ impl RunnerLabels {
                 Err(error) => format!("cannot be reached: {:#}", anyhow!(error.without_url())),
             };
         }
-        bail!("{} {trouble}, asked {ATTEMPTS} times", self.runners_url)
+        bail!("{} {trouble}, after {ATTEMPTS} attempts", self.runners_url)
     }
 }
 

@@ -246,7 +246,7 @@ mod tests {
         ));
         options.share = true;
         assert_eq!(refusal(&gpu, &options, None, None), None);
-        gpu.lost = Some("nvmlDeviceGetUUID answered NVML_ERROR_GPU_IS_LOST".to_owned());
+        gpu.lost = Some("nvmlDeviceGetUUID returned NVML_ERROR_GPU_IS_LOST".to_owned());
         assert!(matches!(
             refusal(&gpu, &options, None, None),
             Some(Reading::NotRead(_))

@@ -26,6 +26,7 @@ use crate::workload::{Assignment, OnForeignProcess, Task};
 use validator_core::facts::{
     Facts, GpuFacts, KernelRun, Reading, RequestedWork, WorkerEnd, WorkloadRun,
 };
+use validator_core::gpu_names::is_named;
 use validator_core::queries::is_hidden;
 use validator_core::worker_id::WorkerId;
 
@@ -33,8 +34,8 @@ use validator_core::worker_id::WorkerId;
 const WORKERS_MAXIMUM: usize = 16;
 
 /// Runs the kernel on every GPU of `facts` that may be worked, and notes the reason for each that
-/// could not run it. What stands by for a burn runs it itself. Where only a burn was requested, the
-/// GPUs that it leaves out are left alone: they have no entry.
+/// could not run it. What stands by for a burn runs it itself. GPUs that the request leaves out
+/// have no entry.
 pub(crate) fn run_on_all_gpus(
     session: &SessionOptions,
     interrupt: &Interrupt,
@@ -44,9 +45,11 @@ pub(crate) fn run_on_all_gpus(
     let options = &session.probe;
     let mut runs = BTreeMap::new();
     let may_be_worked = |gpu: &GpuFacts| {
-        let asked_for = session.standby.as_ref();
+        let requested = session.standby.as_ref();
         let index = facts.gpus.iter().position(|it| std::ptr::eq(it, gpu));
-        asked_for.is_none_or(|it| it.is_for((gpu, index), || is_hidden(gpu, facts)))
+        let is_named = |name: &String| is_named(gpu, index, name);
+        (session.gpus.is_empty() || session.gpus.iter().any(is_named))
+            && requested.is_none_or(|it| it.is_for((gpu, index), || is_hidden(gpu, facts)))
     };
     let gpus: Vec<(&GpuFacts, &String)> = facts
         .gpus
@@ -214,7 +217,7 @@ mod tests {
         assert_eq!(
             runs["GPU-a"],
             Reading::NotRead(
-                "CUDA does not initialise: cuInit answered CUDA_ERROR_SYSTEM_NOT_READY (802)"
+                "CUDA does not initialise: cuInit returned CUDA_ERROR_SYSTEM_NOT_READY (802)"
                     .to_owned()
             )
         );

@@ -42,7 +42,7 @@ impl DeferredProbes {
         facts: &mut Facts,
         wait: impl FnOnce() + Send + 'static,
     ) -> Self {
-        facts.cuda = cuda::nothing_read("CUDA was still being asked").cuda;
+        facts.cuda = cuda::nothing_read("the CUDA probe was still running").cuda;
         let (options, interrupt) = (options.clone(), Interrupt::default());
         let heard = interrupt.clone();
         // An NVML that does not start has reported the reason, and would take as long again.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use validator_core::facts::{BurnPlan, FACTS_FORMAT, Facts, GpuFacts, KubernetesFacts, Reading};
+use validator_core::gpu_names::gpu_named;
 use validator_core::level::{Level, Stage};
 
 use crate::interrupt::Interrupt;
@@ -35,6 +36,9 @@ use standby::Standby;
 #[derive(Clone, Debug)]
 pub(crate) struct SessionOptions {
     pub(crate) probe: ProbeOptions,
+    /// The GPUs that may be worked, by index, PCI address or UUID; empty: all that
+    /// `CUDA_VISIBLE_DEVICES` leaves.
+    pub(crate) gpus: Vec<String>,
     /// The burn at level standard and above, or the reason why there is none.
     pub(crate) burn: Result<BurnOptions, String>,
     /// The allocation test at level extended, on the GPUs that the burn works, or the reason why
@@ -48,7 +52,8 @@ impl From<ProbeOptions> for SessionOptions {
     fn from(probe: ProbeOptions) -> Self {
         Self {
             probe,
-            burn: Err("no burn was asked for".to_owned()),
+            gpus: Vec::new(),
+            burn: Err("no burn was requested".to_owned()),
             allocation: Err("no allocation test was requested".to_owned()),
             standby: None,
         }
@@ -193,7 +198,13 @@ fn standby_for(session: &SessionOptions) -> Option<Arc<Standby>> {
         return None;
     }
     let burn = session.burn.as_ref().ok();
-    let own = || burn.map(|burn| Arc::new(Standby::new(burn.clone())));
+    let own = || {
+        let named = |burn: &BurnOptions| BurnOptions {
+            gpus: session.gpus.clone(),
+            ..burn.clone()
+        };
+        burn.map(|burn| Arc::new(Standby::new(named(burn))))
+    };
     session.standby.clone().or_else(own)
 }
 
@@ -210,7 +221,7 @@ fn work(
         return;
     }
     let burn = session.burn.clone().and_then(|burn| {
-        let gpus = worked_gpus::visible_gpus(facts)?.unwrap_or(burn.gpus);
+        let gpus = gpus_to_work(session, facts)?;
         Ok(BurnOptions { gpus, ..burn })
     });
     match burn {
@@ -244,6 +255,24 @@ fn work(
         }
         Err(reason) => facts.load.burn_plan = Some(BurnPlan::Off(reason)),
     }
+}
+
+/// The UUIDs of the GPUs to work; empty: every GPU.
+fn gpus_to_work(session: &SessionOptions, facts: &Facts) -> Result<Vec<String>, String> {
+    if session.gpus.is_empty() {
+        return Ok(worked_gpus::visible_gpus(facts)?.unwrap_or_default());
+    }
+    let named = session.gpus.iter().map(|name| gpu_named(name, facts));
+    let named = named.collect::<Result<Vec<_>, _>>()?;
+    let uuids: Vec<String> = named
+        .iter()
+        .filter_map(|gpu| gpu.uuid.value().cloned())
+        .collect();
+    // No names mean every GPU to a burn.
+    if uuids.is_empty() {
+        return Err("the UUIDs of the GPUs named by --gpu could not be read".to_owned());
+    }
+    Ok(uuids)
 }
 
 /// NVML gives a lost GPU a number and no address. Where it counts as many GPUs as the driver has

@@ -15,11 +15,12 @@ use super::burn_process::{BurnProcess, assignment_for, burn_id};
 use super::burn_state::State;
 use super::deferred_probes::DeferredProbes;
 use super::sensors::Sensors;
-use super::worked_gpus::{cuda_does_not_work, is_in_use, is_named};
+use super::worked_gpus::{cuda_does_not_work, is_in_use};
 use crate::interrupt::Interrupt;
 use crate::plan::{BurnOptions, random_seed};
 use crate::probe::ProbeOptions;
 use validator_core::facts::{Facts, GpuFacts, KernelRun, Reading};
+use validator_core::gpu_names::is_named;
 use validator_core::queries::cuda_visible_devices_is_set;
 use validator_core::worker_id::WorkerId;
 
@@ -74,8 +75,7 @@ impl Standby {
         is_hidden: impl FnOnce() -> bool,
     ) -> bool {
         let names = &self.options.gpus;
-        let is_named =
-            |name: &String| is_named(gpu, name) || (index.is_some() && name.parse().ok() == index);
+        let is_named = |name: &String| is_named(gpu, index, name);
         names.iter().any(is_named) || (names.is_empty() && !is_hidden())
     }
 

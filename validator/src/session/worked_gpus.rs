@@ -42,16 +42,6 @@ pub(super) fn is_in_use(gpu: &GpuFacts, options: &BurnOptions) -> bool {
     gpu.processes.value().is_some_and(|it| !it.is_empty()) && !options.share
 }
 
-/// Whether `name` is this GPU's UUID or PCI address, with or without its domain.
-pub(crate) fn is_named(gpu: &GpuFacts, name: &str) -> bool {
-    let address = gpu.pci_address.value().map_or("", String::as_str);
-    let uuid = gpu.uuid.value().map_or("", String::as_str);
-    let is_address = |name: &str| !address.is_empty() && name.eq_ignore_ascii_case(address);
-    (!uuid.is_empty() && uuid.eq_ignore_ascii_case(name))
-        || is_address(name)
-        || is_address(&format!("0000:{name}"))
-}
-
 /// The GPUs that `CUDA_VISIBLE_DEVICES` leaves, by UUID, where it hides some: working what is
 /// hidden on purpose would disturb its owner. `Ok(None)` where nothing is hidden.
 pub(crate) fn visible_gpus(facts: &Facts) -> Result<Option<Vec<String>>, String> {

@@ -224,7 +224,7 @@ impl Reported {
     pub(crate) fn reason(&self) -> String {
         let step = &self.step;
         match &self.end {
-            ReportEnd::Finished => "not told by its probe".to_owned(),
+            ReportEnd::Finished => "not reported by its probe".to_owned(),
             ReportEnd::Interrupted => "the run was interrupted".to_owned(),
             ReportEnd::Dismissed => "the worker was not needed".to_owned(),
             ReportEnd::Ended(WorkerEnd::TimedOut { seconds, .. }) => {

@@ -60,7 +60,7 @@ pub(crate) fn busy_if_others_came(
     let Some(denied) = denied else {
         return end;
     };
-    reporter.step("asking NVML who uses the GPU");
+    reporter.step("reading the GPU's processes from NVML");
     match users_of(uuid) {
         Some(gpu) => busy_if_others_have(denied, end, &gpu),
         None => end,
@@ -73,7 +73,7 @@ fn busy_if_others_have(denied: Denied, end: WorkerEnd, gpu: &GpuFacts) -> Worker
     };
     match end {
         WorkerEnd::CudaError { call, name, .. } => {
-            WorkerEnd::Busy(format!("{call} answered {name} while {others}"))
+            WorkerEnd::Busy(format!("{call} returned {name} while {others}"))
         }
         WorkerEnd::Exited { stderr, .. } => WorkerEnd::Busy(format!("{stderr}, while {others}")),
         other => other,
@@ -186,7 +186,7 @@ mod tests {
             (
                 no_memory(),
                 &listed,
-                "cuMemAlloc_v2 answered CUDA_ERROR_OUT_OF_MEMORY while unknown name (pid 0) used the GPU",
+                "cuMemAlloc_v2 returned CUDA_ERROR_OUT_OF_MEMORY while unknown name (pid 0) used the GPU",
             ),
             (
                 no_room,

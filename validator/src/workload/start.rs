@@ -12,7 +12,7 @@ pub(crate) const FIRST_USE_OF_CONTEXT: &str = "cuModuleLoadData";
 /// For a worker that may be without its GPU only because others' nodes were kept from it.
 pub(crate) fn retry_with_all_nodes(end: WorkerEnd) -> Attempt {
     Attempt::RetryWithAllNodes(match end {
-        WorkerEnd::CudaError { call, code, name } => format!("{call} answered {name} ({code})"),
+        WorkerEnd::CudaError { call, code, name } => format!("{call} returned {name} ({code})"),
         WorkerEnd::Exited { stderr, .. } => stderr,
         other => format!("{other:?}"),
     })

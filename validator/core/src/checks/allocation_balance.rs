@@ -13,7 +13,7 @@
 //! level `extended` and by `gpu-validator allocation`.
 //!
 //! ## What to do
-//! Look for other load on the host and for limits of the workers' cgroups. Read the time slice:
+//! Check for other load on the host and for limits of the workers' cgroups. Read the time slice:
 //! `nvidia-smi compute-policy --list`.
 //!
 //! ## Source
@@ -87,7 +87,7 @@ fn judge_rates(rates: &[f64]) -> Outcome {
             "an index of {JAIN_MINIMUM} at least, and no worker with less than half of another one's rate"
         ))
         .observed(format!("{index:.3}"))
-        .remedy("look for other load on the host, limits of cgroups, and the GPU's time slice: nvidia-smi compute-policy --list")
+        .remedy("check for other load on the host, limits of cgroups, and the GPU's time slice: nvidia-smi compute-policy --list")
 }
 
 #[cfg(test)]

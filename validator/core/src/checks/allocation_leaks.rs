@@ -11,7 +11,7 @@
 //! Half of the workers of one phase are ended by SIGKILL at random moments. Within 2 s everything
 //! must be as before; memory may differ by 64 MiB, which the driver keeps for itself. More segments
 //! and references than before are a warning, as processes of others may have made them. Memory
-//! beside processes of others that came meanwhile is not judged. Judged at level `extended` and by
+//! with processes of others that came meanwhile is not judged. Judged at level `extended` and by
 //! `gpu-validator allocation`; skipped where no such test was requested.
 //!
 //! ## What to do

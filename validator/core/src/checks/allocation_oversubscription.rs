@@ -1,4 +1,4 @@
-//! A process that requests more memory than is free fails cleanly, and no other one notices.
+//! A process that requests more memory than is free fails cleanly and affects no other process.
 //!
 //! ## Why
 //! Time-slicing isolates no memory: one job that requests too much may take others down with it,
@@ -12,7 +12,7 @@
 //! requested.
 //!
 //! ## What to do
-//! Read the kernel log for Xids (`dmesg | grep NVRM`). Where the request was granted, look for
+//! Read the kernel log for Xids (`dmesg | grep NVRM`). Where the request was granted, check for
 //! software that replaces the driver's allocation by managed memory (`LD_PRELOAD`, a vGPU
 //! scheduler).
 //!
@@ -36,7 +36,7 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html",
 };
 
-const REMEDY: &str = "search the kernel log for Xids: dmesg | grep NVRM; look for software that replaces cuMemAlloc (LD_PRELOAD)";
+const REMEDY: &str = "search the kernel log for Xids: dmesg | grep NVRM; check for software that replaces cuMemAlloc (LD_PRELOAD)";
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let allocation = queries::allocation_test(facts, profile)?;

@@ -13,7 +13,7 @@
 //! `gpu-validator allocation`.
 //!
 //! ## What to do
-//! Look for other load on the host, limits of cgroups, and processors in power-saving states.
+//! Check for other load on the host, limits of cgroups, and processors in power-saving states.
 //! Compare with larger `--memory`: the driver's calls to allocate and free weigh less then.
 //!
 //! ## Source
@@ -70,7 +70,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     Ok(Outcome::warn(text)
         .expected(format!("{expected:.2} times at least"))
         .observed(format!("{factor:.2}"))
-        .remedy("look for other load on the host and limits of cgroups, and compare with larger --memory"))
+        .remedy("check for other load on the host and limits of cgroups, and compare with larger --memory"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The burn ran for as long as was asked.
+//! The burn ran for the requested duration.
 //!
 //! ## Why
 //! A GPU that stops computing under full load stops jobs, too. The results of a burn that ended
@@ -48,18 +48,18 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
         WorkerEnd::Busy(reason) => Outcome::busy(reason.clone()),
         WorkerEnd::Exited { status, stderr } => Outcome::error(format!(
             "the burn's process exited with status {status}: {}",
-            stderr.lines().last().unwrap_or("it said nothing")
+            stderr.lines().last().unwrap_or("it reported nothing")
         ))
         .observed(stderr),
         WorkerEnd::Killed { signal } => Outcome::error(format!(
             "the burn's process was ended by signal {signal} after {:.1} s",
             run.measured_s
         ))
-        .remedy("look for Xids and for the out-of-memory killer: dmesg"),
+        .remedy("check for Xids and the out-of-memory killer: dmesg"),
         WorkerEnd::TimedOut { step, seconds } => Outcome::error(format!(
             "the burn did not answer for {seconds:.1} s, in {step}"
         ))
-        .remedy("look for Xids: dmesg | grep NVRM; reset the GPU, and take the node out of service if it hangs again"),
+        .remedy("check for Xids: dmesg | grep NVRM; reset the GPU, and take the node out of service if it hangs again"),
     })
 }
 
@@ -164,7 +164,7 @@ mod tests {
     fn without_a_burn_it_is_skipped() {
         let findings = judge_check(&CHECK, &healthy_node(), "{}");
         assert!(findings.iter().all(|it| it.verdict == Verdict::Skip));
-        assert_eq!(findings[0].summary, "no burn was asked for");
+        assert_eq!(findings[0].summary, "no burn was requested");
     }
 
     #[test]

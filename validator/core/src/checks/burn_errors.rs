@@ -65,7 +65,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     let ended_well = run.end == WorkerEnd::Finished;
     let xids = xids(log, ended_well, gpu, facts, &profile.policy.xid);
     if *after == LoadCounters::default() {
-        let why = log.trouble.as_deref().unwrap_or("nothing was told");
+        let why = log.trouble.as_deref().unwrap_or("no reason was reported");
         let unread = Outcome::error(format!("no counter was read after the burn: {why}"));
         return worst_of([xids, Ok(unread)]);
     }

@@ -77,7 +77,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             limits.and_then(|it| it.gpu_max_c),
         )),
         Ok(memory_c.map_or_else(
-            || Outcome::skip("the memory tells no temperature"),
+            || Outcome::skip("the memory reports no temperature"),
             |degrees| {
                 hottest(
                     "memory",

@@ -1,4 +1,4 @@
-//! Nothing but the power limit holds the clocks down during the burn.
+//! Only the power limit throttles clocks during the burn.
 //!
 //! ## Why
 //! A GPU under full load is meant to run at its power limit. Heat, a power brake or the hardware's

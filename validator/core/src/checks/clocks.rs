@@ -1,4 +1,4 @@
-//! Clocks are not held down by a setting.
+//! Clocks are not limited by a setting.
 //!
 //! ## Why
 //! Locked or lowered clocks (`nvidia-smi --lock-memory-clocks`, a profiler that was killed, a
@@ -89,7 +89,7 @@ fn judge(
 
 fn judge_memory_clock(clocks: &Clocks, gpu: &GpuFacts) -> Judgement {
     let Some(maximum_mhz) = clocks.max_memory_mhz else {
-        return Ok(Outcome::skip("the GPU tells no greatest memory clock"));
+        return Ok(Outcome::skip("the GPU reports no maximum memory clock"));
     };
     let state = *gpu.performance_state.applicable("performance state")?;
     let current_mhz = clocks.memory_mhz;

@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! In mode "prohibited" no CUDA program starts on the GPU. In an exclusive mode a second process
-//! fails, which looks like a broken GPU to everything that starts more than one.
+//! fails, which appears as a broken GPU to all programs that start more than one.
 //!
 //! ## How it is judged
 //! The mode must equal the profile's (`gpus.compute_mode`): `fail` otherwise. Where the profile has

@@ -87,9 +87,7 @@ fn judge(facts: &Facts, _: &Profile) -> Judgement {
 fn limit(reading: &Reading<u64>, what: &str) -> Result<Option<u64>, Outcome> {
     match reading {
         Reading::NotSupported => Ok(None),
-        _ if *reading == Reading::default() => {
-            Err(Outcome::skip(format!("{what} was not looked at")))
-        }
+        _ if *reading == Reading::default() => Err(Outcome::skip(format!("{what} was not read"))),
         _ => Ok(Some(*reading.required(what)?)),
     }
 }

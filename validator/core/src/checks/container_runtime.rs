@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! Without the `nvidia` runtime, or without a CDI specification that is true, containers start and
-//! see no GPU, or request one that was replaced. The host itself looks perfect.
+//! see no GPU, or request one that was replaced. The host itself appears healthy.
 //!
 //! ## How it is judged
 //! `container_runtime.nvidia_runtime`: Docker, containerd or CRI-O knows a runtime named `nvidia`.
@@ -45,7 +45,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let cdi = asked.cdi.filter(|it| *it != Requirement::Allowed);
     if nvidia_runtime.is_none() && cdi.is_none() {
         return Ok(Outcome::skip(
-            "the profile asks nothing of container runtimes",
+            "no container runtime is configured in the profile",
         ));
     }
     let runtime = facts

@@ -2,7 +2,7 @@
 //!
 //! ## Why
 //! Every CUDA program begins with `libcuda.so.1` and `cuInit`. When that fails, no program on this
-//! node reaches a GPU, while `nvidia-smi`, which does not use CUDA, may look perfect.
+//! node reaches a GPU, while `nvidia-smi`, which does not use CUDA, may report no error.
 //!
 //! ## How it is judged
 //! A process of its own loads the library and calls `cuInit`. An error code fails, with its meaning
@@ -11,7 +11,7 @@
 //! `nvidia_uvm`. It fails, too, when no libcuda is on the loader's path though the driver is
 //! loaded, or when the loader finds one that it cannot load (an empty file, for instance). A
 //! process that hung or crashed is an error. It warns when the library lies in a folder where the
-//! loader does not look for it: this validator tries such folders, other programs do not.
+//! loader does not search: this validator tries such folders, other programs do not.
 //!
 //! `CUDA_DEVICE_ORDER` with any other value than `PCI_BUS_ID` or `FASTEST_FIRST`, nothing included,
 //! is reported as the cause where `cuInit` fails for it.
@@ -57,7 +57,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                     cuda.probe_trouble.join("; ")
                 ))
                 .expected("every call returns")
-                .remedy("look for Xids: dmesg | grep NVRM"));
+                .remedy("check for Xids: dmesg | grep NVRM"));
             }
             if let Some(by_path) = &cuda.loaded_by_path {
                 let unloadable = cuda.unloadable.as_deref();
@@ -110,7 +110,7 @@ fn judge_failed_init(init: &CudaResult, facts: &Facts, profile: &Profile) -> Jud
         ))
         .remedy(explanation.remedy.clone()),
         None => Outcome::fail(format!("CUDA does not initialise: {observed}"))
-            .remedy("read what the kernel log says of it: dmesg | grep NVRM"),
+            .remedy("read the kernel log: dmesg | grep NVRM"),
     };
     Ok(outcome.expected("CUDA_SUCCESS (0)").observed(observed))
 }
@@ -137,12 +137,12 @@ fn judge_not_initialised(facts: &Facts, profile: &Profile) -> Judgement {
         _ => "not supported",
     };
     let trouble = facts.cuda.probe_trouble.join("; ");
-    let mut summary = format!("CUDA could not be asked: {reason}");
+    let mut summary = format!("CUDA could not be queried: {reason}");
     if !trouble.is_empty() && trouble != reason {
         summary = format!("{summary} ({trouble})");
     }
     Ok(Outcome::error(summary).remedy(
-        "try it by hand, for instance with deviceQuery; for a hang look for Xids: dmesg | grep NVRM",
+        "try it by hand, for instance with deviceQuery; for a hang check for Xids: dmesg | grep NVRM",
     ))
 }
 
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Error);
         assert_eq!(
             finding.summary,
-            "CUDA could not be asked: time-out after 60 s (killed after 60 s in cuInit)"
+            "CUDA could not be queried: time-out after 60 s (killed after 60 s in cuInit)"
         );
     }
 
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Warn);
         assert_eq!(
             finding.summary,
-            "libcuda.so.1 lies in /run/nvidia/driver/usr/lib64, where the loader does not look for it: programs do not find it"
+            "libcuda.so.1 lies in /run/nvidia/driver/usr/lib64, outside the loader's search path: programs do not find it"
         );
     }
 

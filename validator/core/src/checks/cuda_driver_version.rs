@@ -35,12 +35,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let offered = offered_version(facts, profile)?;
     let Some(minimum) = profile.cuda.driver_minimum else {
         return Ok(Outcome::skip(format!(
-            "the profile asks for no CUDA version (the driver offers {offered})"
+            "no CUDA version is configured in the profile (the driver offers {offered})"
         )));
     };
     // A driver offers a major and minor version; updates of a toolkit are not its matter.
     let summary =
-        format!("the driver offers CUDA {offered}, the profile asks for at least {minimum}");
+        format!("the driver offers CUDA {offered}, the profile requires at least {minimum}");
     if (offered.major, offered.minor) >= (minimum.major, minimum.minor) {
         return Ok(Outcome::pass(summary));
     }
@@ -69,7 +69,7 @@ fn offered_version(facts: &Facts, profile: &Profile) -> Result<CudaVersion, Outc
     // cuDriverGetVersion answers 0 where there is no driver (CUDA Driver API reference).
     if number == 0 {
         return Err(Outcome::error(
-            "the CUDA driver library says that there is no driver",
+            "the CUDA driver library reports that there is no driver",
         ));
     }
     Ok(CudaVersion::from_driver_number(number))

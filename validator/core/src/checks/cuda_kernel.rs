@@ -50,7 +50,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
             ));
         }
         None if burned::leaves_out(uuid, facts) => {
-            return Ok(Outcome::skip("only a burn of other GPUs was asked for"));
+            return Ok(Outcome::skip("only a burn of other GPUs was requested"));
         }
         missing => {
             if !queries::cuda_initialised(facts) {
@@ -100,11 +100,11 @@ fn judge_run(run: &KernelRun, gpu: &GpuFacts) -> Outcome {
         WorkerEnd::Killed { signal } => Outcome::error(format!(
             "the process that runs the check kernel was ended by signal {signal}"
         ))
-        .remedy("look for Xids and for the out-of-memory killer: dmesg"),
+        .remedy("check for Xids and the out-of-memory killer: dmesg"),
         WorkerEnd::TimedOut { step, seconds } => Outcome::error(format!(
             "the check kernel did not answer within {seconds:.1} s, in {step}"
         ))
-        .remedy("look for Xids: dmesg | grep NVRM; reset the GPU, and take the node out of service if it hangs again"),
+        .remedy("check for Xids: dmesg | grep NVRM; reset the GPU, and take the node out of service if it hangs again"),
     }
 }
 
@@ -162,7 +162,7 @@ fn last_line(text: &str) -> &str {
     text.lines()
         .map(str::trim)
         .rfind(|line| !line.is_empty())
-        .unwrap_or("it said nothing")
+        .unwrap_or("it reported nothing")
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     }
     let worst = tally.worst();
     let outcome = tally.outcome(Outcome::skip(
-        "no CUDA toolkit was found, and the profile asks for none",
+        "no CUDA toolkit was found, and none is configured in the profile",
     ));
     Ok(match worst {
         Some(Verdict::Fail | Verdict::Warn) => outcome.remedy(
@@ -152,7 +152,7 @@ fn judge_required(toolkits: &[CudaToolkit], required: &[CudaVersion], tally: &mu
             // It may be the one that is wanted; its own error follows.
             Some(_) => {}
             None => tally.fail(format!(
-                "CUDA toolkit {wanted} is not on this machine, the profile asks for it"
+                "CUDA toolkit {wanted} is not on this machine, the profile requires it"
             )),
         }
     }
@@ -287,7 +287,7 @@ fn judge_unlisted(name: &str, version: CudaVersion, machine: &Machine, tally: &m
         .is_some_and(|row| (version.major, version.minor) > (row.version.major, row.version.minor));
     if !newer_than_the_table {
         tally.warn(format!(
-            "{name} is older than the reference table, so whether it knows the GPUs could not be told"
+            "{name} is older than the reference table, so whether it knows the GPUs could not be determined"
         ));
         return;
     }
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "CUDA toolkit 12.8 is not on this machine, the profile asks for it"
+            "CUDA toolkit 12.8 is not on this machine, the profile requires it"
         );
     }
 

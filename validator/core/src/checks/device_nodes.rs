@@ -166,7 +166,7 @@ fn judge_node(
             node.mode
         )),
         Some(node) if node.mode & 0o777 != mode => tally.warn(format!(
-            "{path} has mode {:04o}, the driver is told to give {mode:04o}",
+            "{path} has mode {:04o}, the driver is configured to give {mode:04o}",
             node.mode & 0o777
         )),
         Some(_) => tally.pass(path),

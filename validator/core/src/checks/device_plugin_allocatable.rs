@@ -1,4 +1,4 @@
-//! The kubelet may give away exactly the node's GPUs.
+//! The kubelet's allocatable devices are the node's GPUs.
 //!
 //! ## Why
 //! What the kubelet has in its list is what pods get: a GPU that is missing there is idle for ever,
@@ -13,7 +13,7 @@
 //! reports the time that it took.
 //!
 //! ## What to do
-//! A GPU that is missing is unhealthy to the plugin (look at `kernel_log_xid`) or was not there
+//! A GPU that is missing is unhealthy to the plugin (see `kernel_log_xid`) or was not there
 //! when it started: start the plugin's pod on this node again. One too many was there before:
 //! restart the kubelet after the plugin.
 //!
@@ -50,7 +50,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         let has = resources.get(resource).map_or(0, Vec::len);
         if has != *wanted as usize {
             wrong.push(format!(
-                "{has} of {resource}, the profile asks for {wanted}"
+                "{has} of {resource}, the profile requires {wanted}"
             ));
         }
     }
@@ -215,7 +215,7 @@ mod tests {
         assert!(
             finding
                 .summary
-                .contains("0 of nvidia.com/mig-1g.10gb, the profile asks for 7")
+                .contains("0 of nvidia.com/mig-1g.10gb, the profile requires 7")
         );
     }
 

@@ -1,4 +1,4 @@
-//! Every GPU that is in use was given to its user, and to one only.
+//! Every GPU in use is assigned to its user, and to no other.
 //!
 //! ## Why
 //! Kubernetes does not watch GPUs. A process that uses one without having been given it, started on
@@ -72,12 +72,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     }
     let given: usize = assignments.iter().map(|it| it.device_ids.len()).sum();
     let outcome = tally.outcome(Outcome::pass(format!(
-        "{} given to {}, and nobody else uses a GPU",
+        "{} given to {}, and no other process uses a GPU",
         counted(given, "device"),
         counted(assignments.len(), "container")
     )));
     Ok(if worst == Some(Verdict::Fail) {
-        outcome.remedy("end the process, or let it run in a pod that asks for nvidia.com/gpu; a pod sees GPUs that it was not given where it is privileged or sets NVIDIA_VISIBLE_DEVICES; where a device is given twice, restart the kubelet")
+        outcome.remedy("end the process, or let it run in a pod that requests nvidia.com/gpu; a pod sees GPUs that it was not given where it is privileged or sets NVIDIA_VISIBLE_DEVICES; where a device is given twice, restart the kubelet")
     } else {
         outcome
     })
@@ -181,7 +181,7 @@ fn stranger(
         queries::name_of(gpu)
     );
     let owner = match kubelet.process_owners.get(&process.pid) {
-        None => return Err(format!("{who}, and whose it is was not looked at")),
+        None => return Err(format!("{who}, and its owner was not read")),
         Some(owner) => match owner.required("its owner") {
             Ok(owner) => owner,
             Err(outcome) => return Err(format!("{who}, and {}", outcome.summary)),
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Pass);
         assert_eq!(
             finding.summary,
-            "1 device given to 1 container, and nobody else uses a GPU"
+            "1 device given to 1 container, and no other process uses a GPU"
         );
         assert_eq!(
             judge(&used_by(0, pod(Some("train-0")))).verdict,

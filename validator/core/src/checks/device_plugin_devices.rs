@@ -46,7 +46,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let kubelet = device_ids::kubelet(facts, profile)?;
     if profile.kubernetes.list_and_watch != Some(true) {
         return Err(Outcome::skip(
-            "the profile does not say kubernetes.list_and_watch: true, and asking costs NVIDIA's plugin one health event",
+            "kubernetes.list_and_watch is not configured in the profile, and a request costs NVIDIA's plugin one health event",
         ));
     }
     device_ids::require_device_plugin(kubelet, profile)?;
@@ -59,7 +59,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             devices.extend(
                 plugin
                     .devices
-                    .required(&format!("the list of devices behind {}", plugin.socket))?,
+                    .required(&format!("the list of devices at {}", plugin.socket))?,
             );
         }
     }
@@ -90,7 +90,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         Outcome::fail(format!("the device plugin's list is not the node's GPUs: {}", wrong.join("; ")))
             .expected(device_ids::named(expected.iter().map(String::as_str)))
             .observed(device_ids::named(ids.iter().map(String::as_str)))
-            .remedy("look at kernel_log_xid for GPUs that are unhealthy; then start the plugin's pod on this node again: kubectl delete pod"),
+            .remedy("see kernel_log_xid for GPUs that are unhealthy; then start the plugin's pod on this node again: kubectl delete pod"),
     )
 }
 

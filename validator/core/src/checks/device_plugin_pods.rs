@@ -78,9 +78,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
-    let outcome = tally.outcome(Outcome::error("no pod was looked at"));
+    let outcome = tally.outcome(Outcome::error("no pod was read"));
     Ok(if failed {
-        outcome.remedy("kubectl label node NODE nvidia.com/gpu=true where the label is missing; a toleration in the DaemonSet where a taint stands in the way; else what the pod's log says: without NVML its container does not get the driver (runtime class, default runtime), without a socket it does not mount the kubelet's device-plugins")
+        outcome.remedy("kubectl label node NODE nvidia.com/gpu=true where the label is missing; a toleration in the DaemonSet where a taint stands in the way; else the pod's log: without NVML its container does not get the driver (runtime class, default runtime), without a socket it does not mount the kubelet's device-plugins")
     } else {
         outcome
     })
@@ -132,7 +132,7 @@ fn why_not_here(daemon_set: &DaemonSetFacts, node: &NodeFacts) -> String {
         .map(|taint| format!("it does not tolerate taint {taint}"));
     let reasons: Vec<String> = labels.chain(taints).collect();
     if reasons.is_empty() {
-        "neither labels nor taints say why".to_owned()
+        "labels and taints do not explain it".to_owned()
     } else {
         reasons.join(", ")
     }
@@ -217,7 +217,7 @@ mod tests {
         facts = with(|sets| sets[0].pods.clear());
         let summary = judge(&facts).summary;
         assert!(
-            summary.ends_with("neither labels nor taints say why"),
+            summary.ends_with("labels and taints do not explain it"),
             "{summary}"
         );
     }

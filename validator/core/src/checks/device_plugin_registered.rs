@@ -1,4 +1,4 @@
-//! NVIDIA's device plugin is there and answers.
+//! NVIDIA's device plugin is registered and responds.
 //!
 //! ## Why
 //! The device plugin reports GPUs to the kubelet. Without it a node has GPUs that no pod can
@@ -7,12 +7,12 @@
 //! ## How it is judged
 //! Each socket `nvidia*.sock` in the kubelet's folder `device-plugins` receives
 //! `GetDevicePluginOptions`. It is a `fail` when there is none or none answers, a `warn` when one
-//! of several does not (a socket left behind). Skipped where no kubelet is, an `error` there when
+//! of several does not (a leftover socket). Skipped where no kubelet is, an `error` there when
 //! the profile has `kubernetes.required: true`; skipped where GPUs are given out by dynamic
 //! resource allocation.
 //!
 //! ## What to do
-//! Look whether the plugin's pod runs on this node: its `DaemonSet` needs the node's label
+//! Check that the plugin's pod runs on this node: its `DaemonSet` needs the node's label
 //! (`nvidia.com/gpu=true` in many clusters) and a toleration of the node's taints, and its
 //! container must mount `/var/lib/kubelet/device-plugins`. Its log reports when it finds no NVML:
 //! then the container runtime does not give it the driver.
@@ -39,7 +39,7 @@ pub(crate) const CHECK: Check = Check {
 };
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
-    const REMEDY: &str = "look at the plugin's pod on this node (kubectl get pods -A -o wide): the node needs the label that its DaemonSet selects (kubectl label node NODE nvidia.com/gpu=true) and its container the kubelet's folder device-plugins";
+    const REMEDY: &str = "check the plugin's pod on this node (kubectl get pods -A -o wide): the node needs the label that its DaemonSet selects (kubectl label node NODE nvidia.com/gpu=true) and its container the kubelet's folder device-plugins";
     let kubelet = device_ids::kubelet(facts, profile)?;
     device_ids::refuse_dynamic_resource_allocation(kubelet)?;
     let plugins = kubelet
@@ -47,7 +47,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .required("the device plugins' sockets")?;
     if plugins.is_empty() {
         return Ok(Outcome::fail(format!(
-            "no device plugin of NVIDIA has a socket in {}/device-plugins, so that no pod can ask for a GPU",
+            "no device plugin of NVIDIA has a socket in {}/device-plugins, so that no pod can request a GPU",
             kubelet.kubelet_root
         ))
         .expected("a socket such as nvidia-gpu.sock")
@@ -61,18 +61,18 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         let socket = &plugin.socket;
         let trouble = plugin.trouble.as_deref().unwrap_or("no reason is known");
         match plugin.answers.value() {
-            Some(true) => tally.pass(format!("the device plugin behind {socket} answers")),
+            Some(true) => tally.pass(format!("the device plugin at {socket} answers")),
             Some(false) if one_answers => tally.warn(format!(
-                "nobody answers behind {socket}, which was left behind: {trouble}"
+                "no process answers at {socket}, a leftover socket: {trouble}"
             )),
             Some(false) => tally.fail(format!(
-                "the device plugin behind {socket} does not answer: {trouble}"
+                "the device plugin at {socket} does not answer: {trouble}"
             )),
-            None => tally.error(format!("{socket} could not be asked: {trouble}")),
+            None => tally.error(format!("{socket} could not be queried: {trouble}")),
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
-    let outcome = tally.outcome(Outcome::error("no socket was looked at"));
+    let outcome = tally.outcome(Outcome::error("no socket was read"));
     Ok(if failed {
         outcome.remedy(REMEDY)
     } else {

@@ -135,7 +135,7 @@ fn compare_library(
     match version {
         Some(version) => compare(path, version, module, tally),
         None if own.is_some() => tally.error(format!(
-            "the version of {path} cannot be told from its name"
+            "the version of {path} cannot be determined from its name"
         )),
         None => tally.error(format!(
             "{name} is loaded, but the loader finds no such file whose version could be compared"

@@ -40,11 +40,11 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         expected.push(format!("at least {minimum}"));
         if driver >= *minimum {
             tally.pass(format!(
-                "driver is {driver}, the profile asks for at least {minimum}"
+                "driver is {driver}, the profile requires at least {minimum}"
             ));
         } else {
             tally.fail(format!(
-                "driver is {driver}, the profile asks for at least {minimum}"
+                "driver is {driver}, the profile requires at least {minimum}"
             ));
         }
     }
@@ -52,17 +52,17 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         expected.push(format!("branch {branch}"));
         if driver.branch() == branch {
             tally.pass(format!(
-                "driver is {driver}, the profile asks for branch {branch}"
+                "driver is {driver}, the profile requires branch {branch}"
             ));
         } else {
             tally.fail(format!(
-                "driver is {driver}, the profile asks for branch {branch}"
+                "driver is {driver}, the profile requires branch {branch}"
             ));
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
     let outcome = tally.outcome(Outcome::skip(format!(
-        "the profile asks for no driver version (the driver is {driver})"
+        "no driver version is configured in the profile (the driver is {driver})"
     )));
     if !failed {
         return Ok(outcome);
@@ -99,7 +99,7 @@ mod tests {
         }
         assert_eq!(
             judge("driver: {minimum: 590.44.01}").summary,
-            "driver is 580.159.04, the profile asks for at least 590.44.01"
+            "driver is 580.159.04, the profile requires at least 590.44.01"
         );
     }
 

@@ -19,7 +19,7 @@
 //! be read is an `error`, and so is one of an unknown model where the profile sets a maximum.
 //!
 //! ## What to do
-//! Drain the node and reset the GPU, so that rows are remapped; look at `row_remapping`. If errors
+//! Drain the node and reset the GPU, so that rows are remapped; see `row_remapping`. If errors
 //! return, or the SRAM threshold is exceeded, run NVIDIA's field diagnostic and return the GPU.
 //!
 //! ## Source

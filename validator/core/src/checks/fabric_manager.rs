@@ -3,7 +3,7 @@
 //! ## Why
 //! On machines whose GPUs are connected by NVSwitches, CUDA starts on none of them (error 802,
 //! system not yet initialized) until fabric manager has set the switches up. It has been seen dead
-//! for weeks while every GPU looked well.
+//! for weeks while every GPU appeared healthy.
 //!
 //! ## How it is judged
 //! The service `nvidia-fabricmanager` must be active where the profile's `services` requires it,
@@ -41,13 +41,13 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let Some(needed) = expect::fabric_manager(facts, profile) else {
         facts.host.pci_devices.required("the PCI bus")?;
         return Ok(Outcome::error(
-            "whether fabric manager is needed could not be told",
+            "whether fabric manager is needed could not be determined",
         ));
     };
     let asked = profile.services.get(FABRIC_MANAGER_SERVICE).copied();
     if !needed.value && asked.is_none() {
         return Ok(Outcome::skip(format!(
-            "nothing asks for fabric manager: {}",
+            "nothing requires fabric manager: {}",
             needed.source
         )));
     }
@@ -58,7 +58,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         facts.host.services.get(FABRIC_MANAGER_SERVICE) == Some(&Reading::NotSupported);
     if no_systemd && !queries::in_container(facts) {
         return Ok(Outcome::error(
-            "whether fabric manager runs could not be told: this machine has no systemd",
+            "whether fabric manager runs could not be determined: this machine has no systemd",
         ));
     }
     let state = queries::service(facts, FABRIC_MANAGER_SERVICE)?;
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Skip);
         assert_eq!(
             finding.summary,
-            "nothing asks for fabric manager: no NVSwitch is visible; fabric_state judges the result"
+            "nothing requires fabric manager: no NVSwitch is visible; fabric_state judges the result"
         );
         for (asked, verdict) in [
             ("active", Verdict::Fail),

@@ -1,7 +1,7 @@
 //! The GPU is registered with its NVLink fabric.
 //!
 //! ## Why
-//! Behind NVSwitches (Hopper and newer) a GPU works only after fabric manager has registered it:
+//! With NVSwitches (Hopper and newer) a GPU works only after fabric manager has registered it:
 //! before that CUDA initialisation fails with error 802, or the GPU computes but cannot reach its
 //! peers.
 //!
@@ -101,7 +101,7 @@ fn judge(gpu: &GpuFacts, node: &Node<'_>) -> Judgement {
         .expected("completed, success, healthy")
         .observed(format!("{state}, {}", fabric.status))
         .remedy(
-            "start fabric manager of the driver's version (systemctl enable --now nvidia-fabricmanager) and read its log; where the host runs it, ask the provider",
+            "start fabric manager of the driver's version (systemctl enable --now nvidia-fabricmanager) and read its log; where the host runs it, contact the provider",
         ))
 }
 

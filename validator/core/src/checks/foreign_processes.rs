@@ -12,7 +12,7 @@
 //!
 //! ## What to do
 //! Find out whose process it is (`ps -fp <pid>`), and let it end or end it. In a container NVML may
-//! hide the processes of others, so look from the host.
+//! hide the processes of others, so list them on the host.
 //!
 //! ## Source
 //! `nvmlDeviceGetComputeRunningProcesses`,

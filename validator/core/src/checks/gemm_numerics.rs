@@ -1,4 +1,4 @@
-//! Every element of every product is right.
+//! GEMM results are correct.
 //!
 //! ## Why
 //! A GPU that computes wrong numbers without a word spoils training runs and results for weeks

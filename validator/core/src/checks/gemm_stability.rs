@@ -1,9 +1,9 @@
 //! The throughput is constant for the duration of the burn.
 //!
 //! ## Why
-//! A GPU whose rate comes and goes makes every other GPU of a job wait, although its mean may look
-//! right. Heat that builds up, power that is taken away and a part that drops out and returns all
-//! show in time first.
+//! A GPU whose rate comes and goes makes every other GPU of a job wait, although its mean may
+//! appear right. Heat that builds up, power that is taken away and a part that drops out and
+//! returns all show in time first.
 //!
 //! ## How it is judged
 //! The rates of the intervals of half a second, the first second of each precision left out. `warn`
@@ -12,8 +12,8 @@
 //! intervals, for MIG devices, whose GPU may have other guests, and where no burn was requested.
 //!
 //! ## What to do
-//! See `burn_throttling` and `burn_temperature` for that time; look for other users of the GPU, and
-//! for what else the host does.
+//! See `burn_throttling` and `burn_temperature` for that time; check for other users of the
+//! GPU, and for what else the host does.
 //!
 //! ## Source
 //! The bound is gpu-fryer's for a GPU that is below the others,
@@ -93,7 +93,7 @@ fn judge_products(products: &PrecisionRun) -> Judgement {
             "at least {:.1} TFLOP/s in nearly every interval",
             median * SHARE_MINIMUM
         ))
-        .remedy("see burn_throttling and burn_temperature; look for other users of the GPU"));
+        .remedy("see burn_throttling and burn_temperature; check for other users of the GPU"));
     }
     Ok(Outcome::pass(text))
 }

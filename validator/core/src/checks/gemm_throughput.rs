@@ -1,4 +1,4 @@
-//! The GPU multiplies as fast as it should, and as fast as the others.
+//! GEMM throughput matches the reference and the other GPUs.
 //!
 //! ## Why
 //! In a job over many GPUs all wait for the slowest. A GPU that is slow and right shows in no other

@@ -1,7 +1,7 @@
 //! The driver supports the architecture of every GPU.
 //!
 //! ## Why
-//! Drivers leave old GPUs behind: 580 is the last branch for Maxwell, Pascal and Volta, so that a
+//! Drivers drop old GPUs: 580 is the last branch for Maxwell, Pascal and Volta, so that a
 //! newer driver on a P3 instance finds no GPU. And a driver older than a GPU does not know it:
 //! Blackwell needs 570 or newer.
 //!

@@ -23,7 +23,7 @@
 //! In WSL2, whose PCI bus shows no GPU, NVML and CUDA are compared as in a container.
 //!
 //! ## What to do
-//! Look for the PCI address in the kernel log (`dmesg | grep -i nvrm`). Reset or rescan the GPU,
+//! Search the kernel log for the PCI address (`dmesg | grep -i nvrm`). Reset or rescan the GPU,
 //! reboot; if the GPU stays away from the bus, stop and start the instance on other hardware, or
 //! have the machine inspected.
 //!
@@ -50,13 +50,13 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/xid-errors/",
 };
 
-const REMEDY: &str = "look for the PCI address in the kernel log: dmesg | grep -i nvrm; reset the GPU or reboot; if it stays \
+const REMEDY: &str = "search the kernel log for the PCI address: dmesg | grep -i nvrm; reset the GPU or reboot; if it stays \
                       away from the bus, stop and start the instance on other hardware";
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     if let Some(uuid) = uuid_of_two(facts) {
         return Ok(Outcome::fail(format!(
-            "two GPUs have the UUID {uuid}, by which jobs and tools tell them apart"
+            "two GPUs have the UUID {uuid}, by which jobs and tools distinguish them"
         ))
         .expected("a UUID for each GPU")
         .observed(uuid)
@@ -96,9 +96,9 @@ fn judge_machine(facts: &Facts, profile: &Profile) -> Judgement {
             return Ok(Outcome::pass("no GPU is expected, and none is there"));
         }
         return Ok(Outcome::error(
-            "no NVIDIA GPU is on the PCI bus, and neither profile nor instance type says how many there should be",
+            "no NVIDIA GPU is on the PCI bus, and neither profile nor instance type gives the expected number",
         )
-        .remedy("run this on a GPU node, or say in a profile what is expected: gpus: {count: 8}"));
+        .remedy("run this on a GPU node, or set the expected number in a profile: gpus: {count: 8}"));
     }
     let modules = queries::loaded_driver(facts, profile)?;
     let held_by_others: Vec<String> = gpus
@@ -171,7 +171,7 @@ fn nobody_expects(outcome: Outcome, facts: &Facts) -> Judgement {
             "{}, but how many there should be is not known: the EC2 instance type could not be read: {reason}",
             outcome.summary
         ))
-        .remedy("say in a profile what is expected: gpus: {count: 8}")),
+        .remedy("set the expected number in a profile: gpus: {count: 8}")),
     }
 }
 
@@ -204,13 +204,13 @@ fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
         Some(expected) if count != expected.value as usize => {
             return Ok(
                 wrong_number(count, &format!("given to {place}"), expected).remedy(
-                    "ask the container runtime for all GPUs, or correct gpus.count of the profile",
+                    "request all GPUs from the container runtime, or correct gpus.count of the profile",
                 ),
             );
         }
         None if count == 0 => {
             return Ok(Outcome::error(format!(
-                "no GPU was given to {place}, and the profile does not say how many there should be"
+                "no GPU was given to {place}, and gpus.count is not configured in the profile"
             ))
             .remedy("start the container with GPUs: docker run --gpus all"));
         }
@@ -237,7 +237,7 @@ fn given_by_the_environment(facts: &Facts) -> Option<Expected<u32>> {
 
 fn wrong_number(count: usize, place: &str, expected: &Expected<u32>) -> Outcome {
     Outcome::fail(format!(
-        "{} {} {place}, {} says {}",
+        "{} {} {place}, {} expects {}",
         counted(count, "GPU"),
         if count == 1 { "is" } else { "are" },
         expected.source,
@@ -301,7 +301,7 @@ fn missing_in_nvml(
     // A GPU that NVML lists without its address may be the one that seems to be missing.
     if !missing.is_empty() && unread > 0 {
         return Err(Outcome::error(format!(
-            "{} that NVML lists told no PCI address, so that {} on the bus could not be matched",
+            "{} that NVML lists reported no PCI address, so that {} on the bus could not be matched",
             counted(unread, "GPU"),
             counted(missing.len(), "GPU")
         )));
@@ -368,7 +368,7 @@ fn judge_cuda(
     expected: Option<&Expected<u32>>,
 ) -> Judgement {
     let agreed = |layers: &str| {
-        let source = expected.map_or(String::new(), |it| format!(", as {} says", it.source));
+        let source = expected.map_or(String::new(), |it| format!(", as {} expects", it.source));
         format!("{} in {layers}{source}", counted(count, "GPU"))
     };
     if let Some(reason) = cuda_is_not_comparable(facts) {
@@ -516,7 +516,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Pass);
         assert_eq!(
             finding.summary,
-            "8 GPUs in PCI bus, kernel module, NVML, CUDA, as the profile says"
+            "8 GPUs in PCI bus, kernel module, NVML, CUDA, as the profile expects"
         );
         assert_eq!(judge(&healthy_node(), "{}").verdict, Verdict::Pass);
     }
@@ -528,7 +528,7 @@ mod tests {
             assert_eq!(finding.verdict, Verdict::Fail);
             assert_eq!(
                 finding.summary,
-                format!("8 GPUs are on the PCI bus, the profile says {expected}")
+                format!("8 GPUs are on the PCI bus, the profile expects {expected}")
             );
         }
     }

@@ -75,7 +75,7 @@ fn judge(gpu: &GpuFacts, largest: &Largest<'_>, profile: &Profile) -> Judgement 
     let minimum = expect::memory_minimum_mib(gpu, profile);
     if let Some(minimum) = minimum.as_ref().filter(|it| total_mib < it.value) {
         return Ok(Outcome::fail(format!(
-            "the GPU has {total_mib} MiB of memory, {} asks for at least {} MiB",
+            "the GPU has {total_mib} MiB of memory, {} requires at least {} MiB",
             minimum.source, minimum.value
         ))
         .expected(format!("at least {} MiB", minimum.value))
@@ -102,7 +102,7 @@ fn judge(gpu: &GpuFacts, largest: &Largest<'_>, profile: &Profile) -> Judgement 
     }
     if minimum.is_none() && largest_mib.is_none() {
         return Ok(Outcome::skip(format!(
-            "the GPU has {total_mib} MiB of memory; neither profile, reference table nor another GPU says how much it should be"
+            "the GPU has {total_mib} MiB of memory; neither profile, reference table nor another GPU gives the expected size"
         )));
     }
     Ok(Outcome::pass(format!(
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "the GPU has 143770 MiB of memory, the profile asks for at least 143771 MiB"
+            "the GPU has 143770 MiB of memory, the profile requires at least 143771 MiB"
         );
     }
 

@@ -76,16 +76,16 @@ fn judge(gpu: &GpuFacts, offered: &Offered<'_>, profile: &Profile) -> Judgement 
         && !expect::is_model(gpu, &expected.value)
     {
         return Ok(Outcome::fail(format!(
-            "the GPU is a {name}, {} asks for {}",
+            "the GPU is a {name}, {} requires {}",
             expected.source, expected.value
         ))
         .expected(&expected.value)
         .observed(name)
-        .remedy("check that the machine is of the type that its pool asks for"));
+        .remedy("check that the machine is of the type that its pool requires"));
     }
     if queries::is_vgpu(gpu) {
         return Ok(Outcome::skip(format!(
-            "the GPU is {name}, a profile of a virtual GPU, and nothing says which it should be"
+            "the GPU is {name}, a profile of a virtual GPU, and no expected model is configured"
         )));
     }
     let Some(model) = model else {
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "the GPU is a NVIDIA H200, the profile asks for NVIDIA B200"
+            "the GPU is a NVIDIA H200, the profile requires NVIDIA B200"
         );
     }
 

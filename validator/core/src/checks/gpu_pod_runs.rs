@@ -62,7 +62,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 Outcome::skip("the profile names no image (kubernetes.gpu_pod.image)")
             }
             None => Outcome::error(
-                "the profile asks for pods and names no image (kubernetes.gpu_pod.image)",
+                "the profile requires pods and names no image (kubernetes.gpu_pod.image)",
             ),
             Some(_) => Outcome::error("no pod was made"),
         });
@@ -96,7 +96,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             return Err(taken);
         }
     }
-    let outcome = tally.outcome(Outcome::error("no pod was looked at"));
+    let outcome = tally.outcome(Outcome::error("no pod was read"));
     Ok(match worst {
         Some(Verdict::Fail) => outcome.remedy("kubectl describe pod shows events; no GPU inside: make nvidia the default runtime or name kubernetes.gpu_pod.runtime_class; CUDA newer than the driver: take an older image or update the driver"),
         Some(Verdict::Warn) => outcome.remedy("kubectl delete pod with this label, or the next run removes them"),
@@ -104,13 +104,13 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     })
 }
 
-/// Fewer pods than the node has devices, or than the profile asks for, because others have them.
+/// Fewer pods than the node has devices, or than the profile requires, because others have them.
 fn taken_from_count(pods: &GpuPods, profile: &Profile) -> Option<Outcome> {
     let wanted = profile.kubernetes.gpu_pod.count?;
     let free = pods.free?;
     (free < wanted).then(|| {
         Outcome::busy(format!(
-            "{} ran, the profile asks for {wanted} and only {free} of {} were free",
+            "{} ran, the profile requires {wanted} and only {free} of {} were free",
             counted(pods.pods.len(), "pod"),
             pods.resource
         ))
@@ -134,14 +134,14 @@ fn judge_pod(facts: &Facts, pod: &GpuPod, tally: &mut Tally) {
         1 => 1,
         0 => {
             return tally.fail(format!(
-                "pod {name} asked for one GPU and NVML shows it none"
+                "pod {name} requested one GPU and NVML lists none in it"
             ));
         }
         seen => seen,
     };
     if seen > 1 || pod.cuda_uuids.len() > 1 {
         return tally.fail(format!(
-            "pod {name} asked for one GPU and sees {}",
+            "pod {name} requested one GPU and sees {}",
             seen.max(pod.cuda_uuids.len())
         ));
     }
@@ -245,7 +245,7 @@ mod tests {
             with_pod(|pod| pod.nvml_uuids = (0..8).map(gpu_uuid).collect()),
             with_pod(|pod| {
                 pod.cuda_uuids.clear();
-                pod.cuda_trouble = Some("cuInit answered 35".to_owned());
+                pod.cuda_trouble = Some("cuInit returned 35".to_owned());
             }),
             with_pod(|pod| pod.cuda_uuids = vec!["GPU-of-another-node".to_owned()]),
             with_pod(|pod| {

@@ -13,7 +13,7 @@
 //! ## What to do
 //! Drain the node and reboot it; on EC2, stop and start the instance (which mostly moves it to
 //! other hardware) or replace it. A GPU that is lost again needs a hardware inspection. For a hung
-//! call, look for Xid 119, 120 (GSP) and 79 in the kernel log.
+//! call, check the kernel log for Xid 119, 120 (GSP) and 79.
 //!
 //! ## Source
 //! `NVML_ERROR_GPU_IS_LOST` and `NVML_ERROR_RESET_REQUIRED` in NVML's return codes,
@@ -50,7 +50,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, _: &Profile) -> Judgement {
             "the driver hung or crashed in {}",
             gpu.calls_hung.join(", ")
         ))
-        .remedy("look for Xid 119, 120 and 79 in the kernel log, then reset the GPU or reboot"));
+        .remedy("check the kernel log for Xid 119, 120 and 79, then reset the GPU or reboot"));
     }
     let uuid = gpu.uuid.required("UUID")?;
     Ok(Outcome::pass(format!("{uuid} answers")))
@@ -75,13 +75,13 @@ mod tests {
     #[test]
     fn fails_when_lost_even_if_calls_hung_too() {
         let finding = judge_gpu(&CHECK, "{}", |gpu| {
-            gpu.lost = Some("nvmlDeviceGetTemperature answered NVML_ERROR_GPU_IS_LOST".to_owned());
+            gpu.lost = Some("nvmlDeviceGetTemperature returned NVML_ERROR_GPU_IS_LOST".to_owned());
             gpu.calls_hung = vec!["nvmlDeviceGetPowerUsage".to_owned()];
         });
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "the GPU is lost or must be reset: nvmlDeviceGetTemperature answered NVML_ERROR_GPU_IS_LOST"
+            "the GPU is lost or must be reset: nvmlDeviceGetTemperature returned NVML_ERROR_GPU_IS_LOST"
         );
     }
 

@@ -7,7 +7,7 @@
 //! ## How it is judged
 //! On a GPU with processes more than 1024 MiB that these do not explain warn, where NVML states the
 //! memory of each; otherwise the check is skipped, since the memory may well be theirs. On a GPU
-//! without processes, memory in use beside what the driver reserves:
+//! without processes, memory in use besides what the driver reserves:
 //! - with `policy.idle_memory_maximum_mib`: `fail` above it;
 //! - without: `warn` above 15 MiB, `fail` above 1024 MiB. In a container, where processes of others
 //!   can be hidden, it is always a `warn`.
@@ -18,7 +18,7 @@
 //! maximum in the profile.
 //!
 //! ## What to do
-//! Look for processes in state D or Z that hold `/dev/nvidia*` (`fuser -v /dev/nvidia*`), and for
+//! Search for processes in state D or Z that hold `/dev/nvidia*` (`fuser -v /dev/nvidia*`), and for
 //! stopped containers. If there are none, reset the GPU or reboot.
 //!
 //! ## Source
@@ -72,9 +72,9 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
                 "{unexplained} MiB of memory are in use that no listed process explains ({})",
                 queries::processes_in_words(processes)
             ))
-            .expected(format!("at most {FAIL_ABOVE_MIB} MiB beside the processes' own"))
+            .expected(format!("at most {FAIL_ABOVE_MIB} MiB besides the processes' own"))
             .observed(format!("{unexplained} MiB"))
-            .remedy("look for processes that hold the GPU (fuser -v /dev/nvidia*) and for stopped containers; if there are none, reset the GPU or reboot"));
+            .remedy("check for processes that hold the GPU (fuser -v /dev/nvidia*) and for stopped containers; if there are none, reset the GPU or reboot"));
         }
         return Ok(Outcome::skip(format!(
             "{} processes use the GPU; whether memory is leaked shows only without them",
@@ -103,7 +103,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     Ok(outcome
         .expected(format!("at most {limit} MiB"))
         .observed(format!("{used_mib} MiB"))
-        .remedy("look for processes that hold the GPU (fuser -v /dev/nvidia*) and for stopped containers; if there are none, reset the GPU or reboot"))
+        .remedy("check for processes that hold the GPU (fuser -v /dev/nvidia*) and for stopped containers; if there are none, reset the GPU or reboot"))
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         judge_toolkit(*wanted, facts, &mut tally)?;
     }
     let worst = tally.worst();
-    let outcome = tally.outcome(Outcome::error("no component of the driver was looked at"));
+    let outcome = tally.outcome(Outcome::error("no component of the driver was read"));
     Ok(match worst {
         Some(Verdict::Pass) => Outcome::pass(format!(
             "libnvidia-ml, libcuda, firmware and what else is installed are of driver {}",
@@ -95,7 +95,7 @@ fn judge_library(
                 "{name} is {version} ({}), the kernel modules are {}",
                 file.resolved, module.version
             )),
-            None => tally.error(format!("the name of {} tells no version", file.resolved)),
+            None => tally.error(format!("the name of {} has no version", file.resolved)),
         },
     }
 }
@@ -154,7 +154,7 @@ fn judge_toolkit(wanted: CudaVersion, facts: &Facts, tally: &mut Tally) -> Resul
     match unread {
         Some(summary) => tally.error(summary),
         None => tally.fail(format!(
-            "CUDA toolkit {wanted} is not installed, the profile asks for it"
+            "CUDA toolkit {wanted} is not installed, the profile requires it"
         )),
     }
     Ok(())
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "CUDA toolkit 12.8 is not installed, the profile asks for it"
+            "CUDA toolkit 12.8 is not installed, the profile requires it"
         );
     }
 

@@ -1,7 +1,7 @@
 //! The files that the profile requires are in the image.
 //!
 //! ## Why
-//! What a node needs beside the driver (the validator itself, its profile, the container toolkit's
+//! What a node needs besides the driver (the validator itself, its profile, the container toolkit's
 //! configuration) comes from several provisioners; one that was left out is noticed when the first
 //! node does not join.
 //!
@@ -43,10 +43,10 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             Some(Reading::Value(_)) => tally.fail(format!("{path} is empty")),
             Some(Reading::NotSupported) => tally.fail(format!("{path} is missing")),
             Some(Reading::NotRead(reason)) => tally.error(reason.clone()),
-            None => tally.error(format!("{path} was not looked for")),
+            None => tally.error(format!("{path} was not searched for")),
         }
     }
-    Ok(tally.outcome(Outcome::skip("the profile asks for no files")))
+    Ok(tally.outcome(Outcome::skip("no files are configured in the profile")))
 }
 
 #[cfg(test)]

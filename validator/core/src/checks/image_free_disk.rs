@@ -6,7 +6,7 @@
 //!
 //! ## How it is judged
 //! At level image only. At least 15 % of the root file system must be free, or what the profile
-//! says (`image.free_disk_minimum_percent`): below 15 % for images kubelet begins to evict. The
+//! sets (`image.free_disk_minimum_percent`): below 15 % for images kubelet begins to evict. The
 //! instance's volume may be larger than the image's, never smaller.
 //!
 //! ## What to do
@@ -40,9 +40,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         .root_disk
         .required("free space of the root file system")?;
     if disk.total_bytes == 0 {
-        return Err(Outcome::error(
-            "the root file system says that it has no room at all",
-        ));
+        return Err(Outcome::error("the root file system reports a size of 0"));
     }
     let minimum = profile
         .image

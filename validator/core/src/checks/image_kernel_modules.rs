@@ -89,7 +89,7 @@ fn judge_kernel(kernel: &InstalledKernel, tally: &mut Tally) {
                 tally.error(format!("module {name} of kernel {release}: {reason}"));
             }
             None => tally.error(format!(
-                "module {name} of kernel {release} was not looked for"
+                "module {name} of kernel {release} was not searched for"
             )),
         }
     }
@@ -114,17 +114,17 @@ fn judge_profile(module: &ModuleFile, profile: &Profile, tally: &mut Tally) -> R
     let asked = &profile.driver;
     if let Some(minimum) = asked.minimum.as_ref().filter(|it| driver < **it) {
         tally.fail(format!(
-            "the modules are of driver {driver}, the profile asks for at least {minimum}"
+            "the modules are of driver {driver}, the profile requires at least {minimum}"
         ));
     }
     if let Some(branch) = asked.branch.filter(|it| driver.branch() != *it) {
         tally.fail(format!(
-            "the modules are of driver {driver}, the profile asks for branch {branch}"
+            "the modules are of driver {driver}, the profile requires branch {branch}"
         ));
     }
     if let Some(flavor) = asked.kernel_module.filter(|it| module.flavor != *it) {
         tally.fail(format!(
-            "the modules are {}, the profile asks for {flavor} ones",
+            "the modules are {}, the profile requires {flavor} ones",
             module.flavor
         ));
     }

@@ -41,7 +41,7 @@ pub(crate) const CHECK: Check = Check {
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let leftovers = queries::image(facts)?
         .leftovers
-        .required("what the build left behind")?;
+        .required("the leftovers of the build")?;
     let allowed = &profile.image.leftovers_allowed;
     let mut tally = Tally::default();
     for leftover in leftovers.iter().filter(|it| !allowed.contains(&it.path)) {
@@ -70,7 +70,7 @@ fn describe(leftover: &Leftover) -> String {
     match leftover.kind {
         LeftoverKind::Secret => format!("a secret is left in {path}"),
         LeftoverKind::Identity => format!("{path} is the build instance's own"),
-        LeftoverKind::History => format!("{path} tells what was typed"),
+        LeftoverKind::History => format!("{path} holds the commands that were typed"),
         LeftoverKind::Cache => format!("{path} only takes room"),
     }
 }

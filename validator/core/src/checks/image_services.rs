@@ -42,7 +42,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         let name = name.strip_suffix(".service").unwrap_or(name);
         let reading = facts.host.services.get(name);
         let Some(reading) = reading else {
-            tally.error(format!("service {name} was not looked at"));
+            tally.error(format!("the state of service {name} was not read"));
             continue;
         };
         match reading.required(&format!("service {name}")) {
@@ -57,7 +57,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
-    let outcome = tally.outcome(Outcome::error("no service was looked at"));
+    let outcome = tally.outcome(Outcome::error("no service was read"));
     Ok(if failed {
         outcome.remedy("enable it while baking: systemctl enable UNIT")
     } else {

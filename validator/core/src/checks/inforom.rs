@@ -9,7 +9,7 @@
 //! `nvmlDeviceValidateInforom` must find no corruption. GPUs without an InfoROM are skipped.
 //!
 //! ## What to do
-//! Reset the GPU or reboot, and look again. An InfoROM that stays corrupt is a hardware fault:
+//! Reset the GPU or reboot, and run again. An InfoROM that stays corrupt is a hardware fault:
 //! return the GPU.
 //!
 //! ## Source

@@ -1,9 +1,9 @@
 //! The environment injects no debugger or profiler into CUDA programs.
 //!
 //! ## Why
-//! Variables left behind by a debugging session load a library into every CUDA program, serialise
+//! Variables left over from a debugging session load a library into every CUDA program, serialise
 //! every kernel, stop at an exception or write core dumps: jobs get slow, hang or fill the disk,
-//! and nothing on the GPU looks wrong.
+//! and no reading of the GPU is wrong.
 //!
 //! ## How it is judged
 //! Warns when one of the variables below is set, switches to anything but 0, unless the profile
@@ -80,13 +80,13 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         match environment.get(name) {
             Some(value) if value == wanted => tally.pass(format!("{name} is {value}")),
             Some(value) => tally.fail(format!(
-                "{name} is `{value}`, the profile asks for `{wanted}`"
+                "{name} is `{value}`, the profile requires `{wanted}`"
             )),
             None if is_always_looked_at(name) => tally.fail(format!(
-                "{name} is not set, the profile asks for `{wanted}`"
+                "{name} is not set, the profile requires `{wanted}`"
             )),
             None => tally.error(format!(
-                "{name}, which the profile asks for, is not set or was not looked at"
+                "{name}, which the profile requires, is not set or was not read"
             )),
         }
     }
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "CUDA_LAUNCH_BLOCKING is not set, the profile asks for `0`"
+            "CUDA_LAUNCH_BLOCKING is not set, the profile requires `0`"
         );
     }
 

@@ -142,7 +142,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             }
         )),
         Some(Verdict::Warn | Verdict::Fail) => outcome.remedy(
-            "look at the link: lspci -vvv -s ADDRESS; reseat the card or its riser, update the system's firmware, or move \
+            "check the link: lspci -vvv -s ADDRESS; reseat the card or its riser, update the system's firmware, or move \
              the instance to other hardware",
         )
         .evidence(evidence),

@@ -726,7 +726,7 @@ fn judge_number(xid: &Xid, policy: &XidPolicy) -> Option<Judged> {
     };
     let name = row.map_or("no public description", |row| row.name.as_str());
     let remedy = row.map_or(
-        "ask NVIDIA with an nvidia-bug-report what this number means",
+        "send an nvidia-bug-report to NVIDIA: this number is not documented",
         |row| row.remedy.as_str(),
     );
     Some(Judged {
@@ -789,7 +789,7 @@ fn describe(trouble: &Trouble, seen: &Seen) -> String {
 /// Says it when the log does not reach as far back as the judgement claims.
 fn judge_coverage(log: &KernelLog, window_s: Option<f64>, tally: &mut Tally) {
     if log.oldest_record_age_s.is_none() && log.records.is_empty() {
-        tally.error("the kernel log is empty, so nothing was looked at");
+        tally.error("the kernel log is empty, so nothing was judged");
         return;
     }
     if log.records_dropped > 0 {
@@ -811,14 +811,14 @@ fn judge_coverage(log: &KernelLog, window_s: Option<f64>, tally: &mut Tally) {
     match window_s {
         Some(window_s) if covered_s >= window_s => {}
         Some(window_s) => tally.error(format!(
-            "the kernel log reaches back only {reach}, the profile asks for {}",
+            "the kernel log reaches back only {reach}, the profile requires {}",
             duration(window_s)
         )),
         None if covered_s >= LOOK_BACK_MINIMUM_S => tally.warn(format!(
             "no bad Xid in the kernel log, but it reaches back only {reach} and not to boot"
         )),
         None => tally.error(format!(
-            "the kernel log reaches back only {reach} and not to boot, too little to tell"
+            "the kernel log reaches back only {reach} and not to boot, too little to judge"
         )),
     }
 }

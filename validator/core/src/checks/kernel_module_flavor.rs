@@ -71,12 +71,12 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let supported = describe(expected.value);
     if expected.value.supports(flavor) {
         return Ok(Outcome::pass(format!(
-            "kernel module is {flavor}, {} asks for {supported}",
+            "kernel module is {flavor}, {} requires {supported}",
             expected.source
         )));
     }
     Ok(Outcome::fail(format!(
-        "kernel module is {flavor}, {} asks for {supported}",
+        "kernel module is {flavor}, {} requires {supported}",
         expected.source
     ))
     .expected(supported)
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Fail);
         assert_eq!(
             finding.summary,
-            "kernel module is open, the profile asks for proprietary"
+            "kernel module is open, the profile requires proprietary"
         );
     }
 

@@ -55,7 +55,7 @@ fn judge_mode(mode: MigMode, wanted: Option<bool>) -> Outcome {
     );
     if mode.current != wanted {
         return Outcome::fail(format!(
-            "MIG is {}, the profile asks for {}",
+            "MIG is {}, the profile requires {}",
             word(mode.current),
             word(wanted)
         ))
@@ -86,7 +86,7 @@ fn judge_devices(mode: MigMode, gpu: &GpuFacts, wanted: Option<u32>) -> Judgemen
     let remedy = "create MIG devices: nvidia-smi mig -cgi <profiles> -C";
     if let Some(wanted) = wanted.filter(|it| *it as usize != count) {
         return Ok(Outcome::fail(format!(
-            "the GPU has {count} MIG devices, the profile asks for {wanted}"
+            "the GPU has {count} MIG devices, the profile requires {wanted}"
         ))
         .expected(format!("{wanted} MIG devices"))
         .observed(format!("{count} MIG devices"))
@@ -145,7 +145,7 @@ mod tests {
     fn fails_when_it_is_not_what_the_profile_says() {
         let finding = with("gpus: {mig: true}", false, false, 0);
         assert_eq!(finding.verdict, Verdict::Fail);
-        assert_eq!(finding.summary, "MIG is off, the profile asks for on");
+        assert_eq!(finding.summary, "MIG is off, the profile requires on");
         assert_eq!(
             with("gpus: {mig: false}", true, true, 7).verdict,
             Verdict::Fail

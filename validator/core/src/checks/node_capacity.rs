@@ -84,7 +84,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         let has = amount(&node.capacity, resource);
         if has != u64::from(*wanted) {
             wrong.push(format!(
-                "{has} of {resource}, the profile asks for {wanted}"
+                "{has} of {resource}, the profile requires {wanted}"
             ));
         }
     }
@@ -119,7 +119,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     Ok(Outcome::fail(wrong.join("; "))
         .expected(physical)
         .observed(capacity)
-        .remedy("GPUs that are unhealthy to the plugin: see kernel_log_xid; else start the device plugin's pod on this node again (kubectl delete pod); where GPUs are shared, say kubernetes.replicas in the profile"))
+        .remedy("GPUs that are unhealthy to the plugin: see kernel_log_xid; else start the device plugin's pod on this node again (kubectl delete pod); where GPUs are shared, set kubernetes.replicas in the profile"))
 }
 
 fn amount(resources: &std::collections::BTreeMap<String, u64>, resource: &str) -> u64 {

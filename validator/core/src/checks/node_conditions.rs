@@ -63,7 +63,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         tally.warn("the node is cordoned");
     }
     let worst = tally.worst();
-    let outcome = tally.outcome(Outcome::error("no condition was looked at"));
+    let outcome = tally.outcome(Outcome::error("no condition was read"));
     Ok(match worst {
         Some(Verdict::Fail) => {
             outcome.remedy("kubectl describe node NODE shows the conditions' messages")

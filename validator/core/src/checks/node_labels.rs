@@ -35,7 +35,7 @@ pub(crate) const CHECK: Check = Check {
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let wanted = &profile.kubernetes.labels;
     if wanted.is_empty() {
-        return Err(Outcome::skip("the profile asks for no label"));
+        return Err(Outcome::skip("no label is configured in the profile"));
     }
     let node = device_ids::api(facts, profile)?
         .node
@@ -45,15 +45,15 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         match node.labels.get(name) {
             Some(has) if has == value => tally.pass(format!("label {name}={value} is there")),
             Some(has) => tally.fail(format!(
-                "label {name} is `{has}`, the profile asks for `{value}`"
+                "label {name} is `{has}`, the profile requires `{value}`"
             )),
             None => tally.fail(format!(
-                "label {name} is missing, the profile asks for `{value}`"
+                "label {name} is missing, the profile requires `{value}`"
             )),
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
-    let outcome = tally.outcome(Outcome::error("no label was looked at"));
+    let outcome = tally.outcome(Outcome::error("no label was read"));
     Ok(if failed {
         outcome.remedy("kubectl label node NODE NAME=VALUE, and the labels of the node group for nodes to come")
     } else {
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn the_labels_of_the_profile_must_be_there() {
         for (profile, verdict, says) in [
-            ("{}", Verdict::Skip, "asks for no label"),
+            ("{}", Verdict::Skip, "no label is configured"),
             (
                 "kubernetes: {labels: {nvidia.com/gpu: 'true'}}",
                 Verdict::Pass,
@@ -80,12 +80,12 @@ mod tests {
             (
                 "kubernetes: {labels: {nvidia.com/gpu: 'false'}}",
                 Verdict::Fail,
-                "label nvidia.com/gpu is `true`, the profile asks for `false`",
+                "label nvidia.com/gpu is `true`, the profile requires `false`",
             ),
             (
                 "kubernetes: {labels: {role: gpu}}",
                 Verdict::Fail,
-                "label role is missing, the profile asks for `gpu`",
+                "label role is missing, the profile requires `gpu`",
             ),
         ] {
             let finding = judge_host_check(&CHECK, &kubernetes_node(), profile);

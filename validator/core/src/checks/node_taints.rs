@@ -37,7 +37,7 @@ pub(crate) const CHECK: Check = Check {
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let wanted = &profile.kubernetes.taints;
     if wanted.is_empty() {
-        return Err(Outcome::skip("the profile asks for no taint"));
+        return Err(Outcome::skip("no taint is configured in the profile"));
     }
     let node = device_ids::api(facts, profile)?
         .node
@@ -52,7 +52,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         }
     }
     let failed = tally.worst() == Some(Verdict::Fail);
-    let outcome = tally.outcome(Outcome::error("no taint was looked at"));
+    let outcome = tally.outcome(Outcome::error("no taint was read"));
     Ok(if failed {
         let observed = if has.is_empty() {
             "no taint".to_owned()

@@ -22,7 +22,7 @@
 //! counters, unless the profile sets a maximum: then that is an `error`.
 //!
 //! ## What to do
-//! Reset all GPUs of the board together or reboot, and look again after a load. A link that
+//! Reset all GPUs of the board together or reboot, and run again after a load. A link that
 //! collects errors again is a hardware fault: have board and connectors inspected. See Xid 74 in
 //! the kernel log for the link's own words.
 //!
@@ -163,7 +163,7 @@ fn judge_completeness(kind: &Kind, links: &[&NvLink]) -> Option<Outcome> {
         .collect();
     (!without.is_empty()).then(|| {
         Outcome::error(format!(
-            "NVLink {} could not be read on active links {}, others tell them",
+            "NVLink {} could not be read on active links {}, others report them",
             kind.name,
             without.join(", ")
         ))
@@ -199,7 +199,7 @@ fn judge_count(kind: &Kind, links: &[&NvLink], maximum: Option<u64>) -> Option<O
     )
 }
 
-/// `; CRC errors are told only: at most 229 on a link`; nothing where no link had one.
+/// `; CRC errors are reported only: at most 229 on a link`; nothing where no link had one.
 fn crc_errors_in_words(links: &[&NvLink]) -> String {
     links
         .iter()
@@ -207,7 +207,7 @@ fn crc_errors_in_words(links: &[&NvLink]) -> String {
         .max()
         .filter(|most| *most > 0)
         .map_or_else(String::new, |most| {
-            format!("; CRC errors are told only: at most {most} on a link")
+            format!("; CRC errors are reported only: at most {most} on a link")
         })
 }
 
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(without_one.verdict, Verdict::Error);
         assert_eq!(
             without_one.summary,
-            "NVLink recoveries could not be read on active links 4, 9, others tell them"
+            "NVLink recoveries could not be read on active links 4, 9, others report them"
         );
         let not_read = judge_gpu(&CHECK, "{}", |gpu| {
             gpu.nvlinks = Reading::NotRead("unknown error".to_owned());

@@ -20,7 +20,7 @@
 //! those of another GPU of its name is a `fail`. GPUs without NVLink are skipped.
 //!
 //! ## What to do
-//! Look at `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`),
+//! Check `fabric_manager`, `fabric_state` and the kernel log (Xid 74, 136, 144 to 150, `SXid`),
 //! then reset the GPUs of the board together, or reboot. A link that stays down is a hardware
 //! fault.
 //!
@@ -45,7 +45,7 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html",
 };
 
-const REMEDY: &str = "look at fabric_manager, fabric_state and the kernel log (Xid 74, SXid), then reset all GPUs of the board together or reboot";
+const REMEDY: &str = "check fabric_manager, fabric_state and the kernel log (Xid 74, SXid), then reset all GPUs of the board together or reboot";
 
 /// What is known of all GPUs together.
 struct Node<'f> {
@@ -95,7 +95,7 @@ fn judge_against(links: &[NvLink], wanted: usize, source: &str) -> Outcome {
         return Outcome::pass(format!("{active} NVLinks are active"));
     }
     Outcome::fail(format!(
-        "{active} NVLinks are active, {source} asks for {wanted}{}",
+        "{active} NVLinks are active, {source} requires {wanted}{}",
         inactive_in_words(links)
     ))
     .expected(format!("{wanted} active NVLinks"))
@@ -128,7 +128,7 @@ fn judge_by_itself(links: &[NvLink], gpu: &GpuFacts, node: &Node<'_>) -> Outcome
         );
     }
     Outcome::warn(format!(
-        "{active} of {} NVLinks are active, and nobody says how many should be{}",
+        "{active} of {} NVLinks are active, and no expected number for this model is known{}",
         links.len(),
         inactive_in_words(links)
     ))
@@ -161,7 +161,7 @@ fn judge_speed(links: &[NvLink]) -> Outcome {
         return Outcome::skip("no NVLink is active, so none has a speed");
     }
     let Some(fastest) = speeds().map(|(_, speed)| speed).max() else {
-        return Outcome::pass("speed not told");
+        return Outcome::pass("speed not reported");
     };
     let slow: Vec<String> = speeds()
         .filter(|(_, speed)| *speed < fastest)
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(one.verdict, Verdict::Fail);
         assert_eq!(
             one.summary,
-            "17 NVLinks are active, the profile asks for 18; link 7 is inactive"
+            "17 NVLinks are active, the profile requires 18; link 7 is inactive"
         );
         let two = judge_gpu(&CHECK, profile, |gpu| deactivate(gpu, [3, 17]));
         assert!(two.summary.ends_with("links 3, 17 are inactive"));
@@ -424,7 +424,7 @@ mod tests {
             }
         });
         assert_eq!(finding.verdict, Verdict::Pass);
-        assert_eq!(finding.summary, "18 NVLinks are active; speed not told");
+        assert_eq!(finding.summary, "18 NVLinks are active; speed not reported");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! NVML, the driver's management library, loads and answers.
+//! NVML, the driver's management library, loads and responds.
 //!
 //! ## Why
 //! `nvidia-smi`, DCGM, the Kubernetes device plugin and this validator see GPUs through NVML only.
@@ -11,10 +11,10 @@
 //! in the text; a library of another version is named by `driver_components_match`). It warns when
 //! a call hung or the probing process crashed on the way: what was read stands, but programs that
 //! use NVML will hang or crash as well. It warns, too, when the library lies in a folder where the
-//! loader does not look for it: this validator tries such folders, other programs do not.
+//! loader does not search: this validator tries such folders, other programs do not.
 //!
 //! ## What to do
-//! Install the driver's libraries of exactly the module's version. A hanging call: look for Xids
+//! Install the driver's libraries of exactly the module's version. A hanging call: check for Xids
 //! and a GPU that is lost, then reset that GPU or reboot.
 //!
 //! ## Source
@@ -64,18 +64,20 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
             Reading::NotSupported => "not supported",
             Reading::Value(_) => "nvmlInit did not succeed",
         };
-        let mut summary = format!("NVML could not be asked: {reason}");
+        let mut summary = format!("NVML could not be queried: {reason}");
         if !trouble.is_empty() {
             summary = format!("{summary} ({trouble})");
         }
         return Ok(Outcome::error(summary).remedy(
-            "see what nvidia-smi says; after a driver upgrade without reboot, reboot; for a hang look for Xids: dmesg | grep NVRM",
+            "run nvidia-smi; after a driver upgrade without reboot, reboot; for a hang check for Xids: dmesg | grep NVRM",
         ));
     }
     if !trouble.is_empty() {
-        return Ok(Outcome::warn(format!("NVML answered with trouble: {trouble}"))
+        return Ok(Outcome::warn(format!("NVML returned an error: {trouble}"))
             .expected("every call returns")
-            .remedy("look for Xids and a GPU that is lost: dmesg | grep NVRM; then reset that GPU or reboot"));
+            .remedy(
+                "check for Xids and a lost GPU: dmesg | grep NVRM; then reset that GPU or reboot",
+            ));
     }
     if let Some(by_path) = &nvml.loaded_by_path {
         let unloadable = nvml.unloadable.as_deref();
@@ -126,7 +128,7 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Error);
         assert_eq!(
             finding.summary,
-            "NVML could not be asked: driver/library version mismatch"
+            "NVML could not be queried: driver/library version mismatch"
         );
         for reading in [Reading::default(), Reading::Value(false)] {
             facts.nvml.initialized = reading;

@@ -152,7 +152,7 @@ fn judge_width(link: &PcieLink, gpu: &GpuFacts, node: &Node<'_>, profile: &Profi
     };
     let expected = expect::pcie_width(gpu, profile);
     if let Some(expected) = expected.as_ref().filter(|it| width < it.value) {
-        let who = format!("{} asks for", expected.source);
+        let who = format!("{} requires", expected.source);
         return short_of(expected.value, &who, by_profile);
     }
     if let Some(wider) = best_of_siblings(gpu, &node.width, width) {
@@ -197,7 +197,7 @@ fn judge_reachable_generation(
     };
     if let Some(expected) = expect::pcie_generation(gpu, profile).filter(|it| generation < it.value)
     {
-        let who = format!("{} asks for", expected.source);
+        let who = format!("{} requires", expected.source);
         return short_of(expected.value, &who, by_profile);
     }
     if let Some(better) = best_of_siblings(gpu, &node.reachable_generation, generation) {
@@ -210,7 +210,7 @@ fn judge_reachable_generation(
         ))
         .expected(format!("generation {own}"))
         .observed(format!("generation {generation}"))
-        .remedy("look at the PCIe settings of the system's firmware; then reseat the board or replace the retimer");
+        .remedy("check the PCIe settings of the system's firmware; then reseat the board or replace the retimer");
     }
     Outcome::pass(format!("generation {generation} can be reached"))
 }
@@ -368,7 +368,7 @@ mod tests {
         assert!(
             findings[0]
                 .summary
-                .contains("has 8 lanes, the profile asks for 16")
+                .contains("has 8 lanes, the profile requires 16")
         );
     }
 

@@ -1,4 +1,4 @@
-//! The PCIe link does not have to repeat itself.
+//! PCIe replays are rare.
 //!
 //! ## Why
 //! A replay is a packet that arrived damaged and was sent again. A few are normal; many cost
@@ -11,7 +11,7 @@
 //! are skipped, an `error` with a maximum in the profile.
 //!
 //! ## What to do
-//! Reseat the GPU, riser or cable, and look for AER messages in the kernel log. On a cloud machine,
+//! Reseat the GPU, riser or cable, and search the kernel log for AER messages. On a cloud machine,
 //! replace the instance.
 //!
 //! ## Source

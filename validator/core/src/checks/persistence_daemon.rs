@@ -70,7 +70,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(if queries::meets(state, requirement) {
             Outcome::pass(summary)
         } else {
-            Outcome::fail(format!("{summary}, the profile asks for {wanted}"))
+            Outcome::fail(format!("{summary}, the profile requires {wanted}"))
                 .expected(wanted)
                 .observed(observed)
                 .remedy(if requirement == ServiceRequirement::Inactive {

@@ -89,7 +89,7 @@ fn judge(gpu: &GpuFacts, highest: &Highest<'_>, profile: &Profile) -> Judgement 
     }
     if expected.is_none() && highest_mw.is_none() {
         return Ok(Outcome::skip(format!(
-            "the power limit is {}; neither profile, driver nor another GPU says what it should be",
+            "the power limit is {}; neither profile, driver nor another GPU gives the expected limit",
             watts(limit_mw)
         )));
     }

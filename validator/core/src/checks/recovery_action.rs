@@ -36,7 +36,7 @@ pub(crate) const CHECK: Check = Check {
 fn judge(gpu: &GpuFacts, _: &Facts, _: &Profile) -> Judgement {
     let action = *gpu.recovery_action.applicable("recovery action")?;
     let (wanted, remedy, recommended) = match action {
-        RecoveryAction::None => return Ok(Outcome::pass("the driver asks for no recovery action")),
+        RecoveryAction::None => return Ok(Outcome::pass("the driver requests no recovery action")),
         RecoveryAction::GpuReset => (
             "a reset of the GPU".to_owned(),
             "drain the node and reset the GPU: nvidia-smi --gpu-reset",
@@ -63,7 +63,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, _: &Profile) -> Judgement {
             RecommendedAction::Drain,
         ),
     };
-    Ok(Outcome::fail(format!("the driver asks for {wanted}"))
+    Ok(Outcome::fail(format!("the driver requests {wanted}"))
         .expected("no recovery action")
         .observed(wanted)
         .remedy(remedy)

@@ -1,4 +1,4 @@
-//! The run looked at everything it meant to.
+//! The run completed all stages.
 //!
 //! ## Why
 //! A run that was stopped early has few failures to report, and would read as a green one in every
@@ -36,9 +36,7 @@ fn judge(facts: &Facts, _: &Profile) -> Judgement {
         return Ok(Outcome::error(format!("the run ended early: {reason}")).remedy("run it again"));
     }
     if facts.collected_at.is_empty() {
-        return Ok(Outcome::error(
-            "the facts do not say that anything was collected",
-        ));
+        return Ok(Outcome::error("the facts have no time of collection"));
     }
     Ok(Outcome::pass("every stage ended"))
 }

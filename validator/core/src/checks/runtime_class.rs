@@ -39,7 +39,9 @@ const NVIDIA_HANDLER: &str = "nvidia";
 
 fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let Some(name) = &profile.kubernetes.runtime_class else {
-        return Err(Outcome::skip("the profile asks for no runtime class"));
+        return Err(Outcome::skip(
+            "no runtime class is configured in the profile",
+        ));
     };
     let classes = device_ids::api(facts, profile)?
         .runtime_classes
@@ -67,7 +69,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         return Ok(Outcome::pass(format!("{known}, which this node has")));
     }
     Ok(Outcome::fail(format!(
-        "runtime class {name} asks for handler {handler}, which containerd or CRI-O on this node does not know"
+        "runtime class {name} requires handler {handler}, which containerd or CRI-O on this node does not know"
     ))
     .remedy("nvidia-ctk runtime configure --runtime=containerd, then systemctl restart containerd"))
 }

@@ -51,7 +51,7 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
                 ));
             }
             Ok(state) => tally.fail(format!(
-                "service {name} is {}, the profile asks for {wanted}",
+                "service {name} is {}, the profile requires {wanted}",
                 queries::describe_service(state)
             )),
             Err(outcome) if outcome.verdict == Verdict::Skip => hidden = Some(outcome),
@@ -64,7 +64,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     {
         return Err(hidden);
     }
-    let outcome = tally.outcome(Outcome::skip("the profile asks for no other service"));
+    let outcome = tally.outcome(Outcome::skip(
+        "no other service is configured in the profile",
+    ));
     Ok(if worst == Some(Verdict::Fail) {
         outcome.remedy("see why: systemctl status UNIT; journalctl -u UNIT; start it for good: systemctl enable --now UNIT")
     } else {
@@ -116,7 +118,7 @@ mod tests {
         }
         assert_eq!(
             judge(&node(false, false), DOCKER_AND_EXPORTER).summary,
-            "service docker is enabled but not active, the profile asks for active"
+            "service docker is enabled but not active, the profile requires active"
         );
     }
 

@@ -78,7 +78,7 @@ fn judge_gpu(temperature: &Temperature, policy: &Policy) -> Judgement {
     }
     if parts.is_empty() {
         return Ok(Outcome::skip(format!(
-            "the GPU is at {degrees} °C, and neither it nor the profile (policy.temperature_maximum_c) says how much is too much"
+            "the GPU is at {degrees} °C, and no limit is known from it or from the profile (policy.temperature_maximum_c)"
         )));
     }
     worst_of(parts.into_iter().map(Ok))
@@ -91,7 +91,7 @@ fn judge_memory(temperature: &Temperature, policy: &Policy) -> Judgement {
                 "the memory's temperature could not be read, the profile limits it",
             ));
         }
-        return Ok(Outcome::skip("the memory tells no temperature"));
+        return Ok(Outcome::skip("the memory reports no temperature"));
     };
     let degrees = plausible("memory", degrees)?;
     let by_policy = policy

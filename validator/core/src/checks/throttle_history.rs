@@ -1,7 +1,7 @@
-//! The hardware has not held the clocks down for long.
+//! No prolonged clock throttling by the hardware.
 //!
 //! ## Why
-//! A GPU that overheats or whose power supply brakes it under load looks fine while it is idle. The
+//! A GPU that overheats or whose power supply brakes it under load appears healthy at idle. The
 //! driver keeps the time that was lost to each cause.
 //!
 //! ## How it is judged
@@ -13,7 +13,7 @@
 //!
 //! ## What to do
 //! Thermal: check cooling, fans and neighbours. Power brake: check power supplies and their cables.
-//! Look at the load checks for how far the GPU falls back.
+//! See the load checks for how far the GPU falls back.
 //!
 //! ## Source
 //! `nvmlDeviceGetViolationStatus`,

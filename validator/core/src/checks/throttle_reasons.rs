@@ -1,11 +1,11 @@
-//! Nothing holds the clocks down now.
+//! No active clock throttling.
 //!
 //! ## Why
 //! Heat, a power brake from the power supply, or the hardware's own protection can halve a GPU's
 //! clocks. Jobs still run, and are slow for no visible reason.
 //!
 //! ## How it is judged
-//! NVML's clocks event reasons are a bit mask; every bit is looked at by itself.
+//! NVML's clocks event reasons are a bit mask; every bit is judged by itself.
 //! - `fail`: `hw_thermal_slowdown`, `hw_power_brake_slowdown`; `hw_slowdown` while the GPU is at
 //!   work.
 //! - `warn`: `sw_thermal_slowdown`; `hw_slowdown` on an idle GPU (it may show for a moment while
@@ -106,7 +106,7 @@ fn remedy(reasons: ClocksEventReasons) -> &'static str {
     } else if reasons.contains(ClocksEventReasons::SW_POWER_CAP) {
         "see power_limit: a limit that binds an idle GPU is too low"
     } else {
-        "look again in a minute; if it stays, check power and cooling"
+        "run again in a minute; if it stays, check power and cooling"
     }
 }
 

@@ -11,7 +11,7 @@
 //! be right. Skipped when there is nothing to compare.
 //!
 //! ## What to do
-//! Ask the machine's vendor for the VBIOS that the board should have, and update the odd one.
+//! Obtain the board's VBIOS from the machine's vendor, and update the odd one.
 //!
 //! ## Source
 //! azurehpc-health-checks and FAIR's gcm compare VBIOS versions; NVML `nvmlDeviceGetVbiosVersion`,
@@ -82,9 +82,8 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
         "there are no two GPUs of one model to compare",
     ));
     Ok(match worst {
-        Some(Verdict::Warn | Verdict::Fail) => outcome.remedy(
-            "ask the machine's vendor for the VBIOS that the board should have, and update the odd one",
-        ),
+        Some(Verdict::Warn | Verdict::Fail) => outcome
+            .remedy("obtain the board's VBIOS from the machine's vendor, and update the odd one"),
         _ => outcome,
     })
 }
@@ -127,7 +126,7 @@ fn compare_with_profile(
         } else {
             for gpu in gpus {
                 tally.fail(format!(
-                    "VBIOS of {gpu} is {version}, the profile asks for {}",
+                    "VBIOS of {gpu} is {version}, the profile requires {}",
                     allowed.join(" or ")
                 ));
             }

@@ -60,7 +60,7 @@ pub struct KernelLogRecord {
     pub repeats: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }

@@ -211,7 +211,7 @@ pub struct ValueMismatch {
 mod number_or_nan {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
     pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         number.is_finite().then_some(*number).serialize(serializer)
     }
@@ -221,7 +221,7 @@ mod number_or_nan {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(number: &f64) -> bool {
     *number == 0.0
 }
@@ -328,7 +328,7 @@ pub struct BurnStartup {
     pub first_product_ms: Option<f64>,
 }
 
-/// Who multiplies.
+/// GEMM implementation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BurnEngine {

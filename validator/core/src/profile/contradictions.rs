@@ -89,7 +89,7 @@ fn checks(profile: &Profile, known_checks: &[&str]) -> Found {
                 path: [path, vec!["reason".to_owned()]].concat(),
                 find: Find::Value,
                 message: format!("the severity of `{id}` is changed without a reason"),
-                hint: Some("say why: whoever reads the report later will ask".to_owned()),
+                hint: Some("give the reason, which the report shows".to_owned()),
             });
         }
         None

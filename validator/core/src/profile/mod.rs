@@ -32,7 +32,7 @@ use crate::reference::DriverVersion;
 
 pub use crate::reference::{CudaVersion, VersionRequirement};
 
-/// What a node must be.
+/// Node requirements (profile).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Profile {
@@ -269,7 +269,7 @@ pub struct BurnProfile {
     /// One after another; empty: the one that heats a GPU most. What a GPU does not have is left
     /// out.
     pub precisions: Vec<Precision>,
-    /// Who multiplies; `auto` by default.
+    /// GEMM implementation; `auto` by default.
     pub engine: Option<EngineChoice>,
     /// Share of the free memory that is filled with results; 95 by default.
     pub memory_percent: Option<f64>,

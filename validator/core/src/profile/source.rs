@@ -142,7 +142,7 @@ fn shortened(message: &str) -> String {
 }
 
 /// The error that stops the search; the YAML library reports the place.
-const FOUND: &str = "found what was looked for";
+const FOUND: &str = "found the path";
 
 /// Walks down a path and fails on purpose at its end, as only errors carry a location.
 #[derive(Clone, Copy)]

@@ -42,7 +42,7 @@ pub const INJECTED_VARIABLES: [(&str, &str); 24] = [
     ),
     (
         "CUBLAS_EMULATION_STRATEGY",
-        "says which matrix products are emulated",
+        "selects the matrix products that are emulated",
     ),
     (
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",

@@ -68,7 +68,7 @@ fn diagnosis_list(causes: &[RootCause]) -> Markup {
             ol {
                 @for cause in causes {
                     li class=(class(cause.verdict)) {
-                        (cause_in_words(cause)) ": " strong { (cause.recommended_action) }
+                        (cause_in_words(cause)) ": " strong { (cause.recommended_action.words()) }
                     }
                 }
             }

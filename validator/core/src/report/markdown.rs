@@ -56,11 +56,11 @@ fn write_diagnosis(page: &mut String, causes: &[RootCause]) {
     for (number, cause) in causes.iter().enumerate() {
         let _ = writeln!(
             page,
-            "{}. **{}**: {} (recommended_action: `{}`)",
+            "{}. **{}**: {} (recommended action: {})",
             number + 1,
             cause.verdict,
             escaped(&cause_in_words(cause)),
-            cause.recommended_action
+            cause.recommended_action.words()
         );
     }
     if !causes.is_empty() {

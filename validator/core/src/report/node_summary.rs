@@ -194,7 +194,7 @@ pub(crate) fn missing(facts: &Facts) -> Vec<String> {
     match &facts.host.kernel_modules {
         Reading::Value(modules) if modules.loaded.contains_key("nvidia") => {}
         Reading::NotRead(reason) => missing.push(format!(
-            "kernel module: could not be looked for: {}",
+            "kernel module: could not be searched for: {}",
             one_line(reason)
         )),
         Reading::Value(_) | Reading::NotSupported => {

@@ -126,7 +126,7 @@ fn healthy_findings(facts: &Facts) -> Vec<Finding> {
         finding(
             "clock_source",
             Subject::Host,
-            Outcome::skip("the profile asks for no clock source"),
+            Outcome::skip("no clock source is configured in the profile"),
         ),
     ];
     for index in 0..facts.gpus.len() {
@@ -183,7 +183,7 @@ pub(super) fn failing() -> Run {
                 Outcome::fail("board is at 91 C, 87 C is the highest that the profile allows")
                     .expected("at most 87 C")
                     .observed("91 C")
-                    .remedy("take the node out of service and have its cooling looked at")
+                    .remedy("take the node out of service and have its cooling checked")
             }
             "board_temperature" if finding.subject == silent => {
                 Outcome::error("board temperature could not be read: unknown error (999)")

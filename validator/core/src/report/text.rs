@@ -178,12 +178,15 @@ pub fn markdown(text: &str) -> String {
     escaped
 }
 
-/// The text as a sentence begins. The name of a function, a file or a setting stays as it is
-/// written.
+/// The text as a sentence begins. The name of a function, a file, a setting or a package before its
+/// version stays as it is written.
 pub(crate) fn capitalized(text: &str) -> String {
-    let first_word = text.split(char::is_whitespace).next().unwrap_or_default();
+    let mut words = text.split_whitespace();
+    let first_word = words.next().unwrap_or_default();
     let is_name = |it: char| it.is_uppercase() || it.is_ascii_digit() || "_/.(=".contains(it);
-    if first_word.contains(is_name) {
+    let is_version =
+        |it: &str| it.contains('.') && it.starts_with(|first: char| first.is_ascii_digit());
+    if first_word.contains(is_name) || words.next().is_some_and(is_version) {
         return text.to_owned();
     }
     let mut characters = text.chars();
@@ -304,6 +307,8 @@ mod tests {
             "persistence_mode is off",
             "/dev/nvidia0 is missing",
             "libcuda.so.1 is missing",
+            "cupy 14.2.0 needs CUDA 12",
+            "torch 2.11+cu126 does not start",
         ] {
             assert_eq!(capitalized(name), name);
         }

@@ -100,13 +100,13 @@ fn sentence_of_an_image(run: &Run) -> String {
 pub(crate) fn banners(run: &Run) -> Vec<String> {
     let simulated = run.facts.simulated.as_ref().map(|scenario| {
         format!(
-            "SIMULATED: the driver libraries are simulated ({}); this says nothing about a real machine",
+            "SIMULATED: the driver libraries are simulated ({}); the result does not describe a real machine",
             one_line(scenario)
         )
     });
     let incomplete = run.incomplete.as_ref().map(|reason| {
         format!(
-            "INCOMPLETE: {}; what is missing below was not looked at",
+            "INCOMPLETE: {}; what is missing below was not read",
             one_line(reason)
         )
     });

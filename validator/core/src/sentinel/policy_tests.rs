@@ -512,7 +512,7 @@ fn the_end_of_a_worker_says_what_becomes_of_the_gpu() {
             31_000,
         ),
         (
-            WorkerOutcome::NotStarted("cuInit answered 100".to_owned()),
+            WorkerOutcome::NotStarted("cuInit returned 100".to_owned()),
             State::Away,
             11_000,
         ),

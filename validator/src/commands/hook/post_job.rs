@@ -19,7 +19,7 @@ use validator_core::profile::Profile;
 use validator_core::queries::name_of;
 use validator_core::report::markdown_text;
 
-/// After a job: end what it left on the runner's GPUs, see that their memory is free again, note
+/// After a job: terminate leftover GPU processes, verify that their memory is free again, note
 /// new Xids
 ///
 /// Ends only processes of its own user that started during the job and hold the driver: SIGTERM,
@@ -57,9 +57,9 @@ pub(crate) struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  the GPUs are clean, or --fail-on does not ask for more
+  0  the GPUs are clean, or --fail-on does not require more
   1  the job left something that could not be removed, or an Xid blames a GPU
-  2  something could not be looked at
+  2  something could not be read
   3  bad input: the profile or the arguments are wrong";
 
 /// A line and its severity.
@@ -92,7 +92,7 @@ pub(crate) fn post_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         // The job did not start, or no pre-job hook ran before it.
         Ok(None) => {
             to_stdout(
-                "no record of this job: no pre-job hook let it start, so nothing is cleaned behind it\n",
+                "no record of this job: no pre-job hook let it start, so nothing is cleaned after it\n",
             );
             return Ok(ExitStatus::Passed);
         }
@@ -140,7 +140,7 @@ fn look(arguments: &Arguments, record: &JobRecord, profile: &Profile) -> anyhow:
         && !arguments.simulated_ok
         && !crate::commands::simulated_ok::by_root()
     {
-        let text = "simulated driver libraries answered, which only --simulated-ok accepts";
+        let text = "the driver libraries are simulated, which only --simulated-ok accepts";
         notes.push(note(Verdict::Error, text));
     }
     let users = leftovers::users_of(facts.gpus.iter(), record.began_ticks);
@@ -213,7 +213,7 @@ fn missing_gpus(record: &JobRecord, facts: &Facts) -> Vec<Note> {
         } else if gpu.processes == Reading::NotSupported {
             notes.push(note(
                 Verdict::Error,
-                format!("{}: the driver does not tell its processes", name_of(gpu)),
+                format!("{}: the driver does not list its processes", name_of(gpu)),
             ));
         }
     }
@@ -259,7 +259,7 @@ fn not_ended(user: &GpuUser) -> Option<Note> {
         Standing::Unseen => Some(note(
             Verdict::Error,
             format!(
-                "{who} was not ended: no such process can be seen from here; look for it outside this container"
+                "{who} was not ended: no such process can be seen from here; search for it outside this container"
             ),
         )),
     }

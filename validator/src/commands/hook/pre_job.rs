@@ -22,7 +22,7 @@ use validator_core::findings::{ExitStatus, Finding, Run, Subject, Verdict};
 use validator_core::level::Level;
 use validator_core::report::{verdict_sentence, verdict_word};
 
-/// Before a job: look at the runner's GPUs, let them multiply for 2 seconds, and stop the job if
+/// Before a job: read the runner's GPUs, let them multiply for 2 seconds, and stop the job if
 /// they are not fit
 ///
 /// A runner whose GPUs fail is quarantined: every later job fails at once, until
@@ -135,8 +135,7 @@ pub(crate) fn pre_job(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             return Ok(ExitStatus::Failed);
         }
         Err(error) => {
-            let message =
-                format!("it cannot be told whether this runner is quarantined: {error:#}");
+            let message = format!("the quarantine of this runner could not be read: {error:#}");
             tell(github, "error", TITLE, &message);
             return Ok(ExitStatus::NotJudged);
         }
@@ -167,7 +166,7 @@ fn quarantined(path: &std::path::Path, mark: &Quarantine) -> String {
     format!(
         "this runner is quarantined since {}: {}{before}\n\
          The job did not start and is not to blame; run it again on another runner.\n\
-         When the machine is mended: gpu-validator hook release --state {folder}",
+         When the machine is repaired: gpu-validator hook release --state {folder}",
         mark.since, mark.reason
     )
 }
@@ -199,7 +198,7 @@ fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
     };
     let verdict = verdict(&run, status, &busy);
     let folders = arguments.runner.folders();
-    let mut message = format!("{verdict}\nlooked at: {}", assigned.in_words());
+    let mut message = format!("{verdict}\nread: {}", assigned.in_words());
     let stops = arguments.fail_on.fails(status);
     // What lets this job in keeps no later one out.
     if stops && arguments.quarantine_on.holds(status) {
@@ -213,7 +212,7 @@ fn validate(arguments: &Arguments, job: &Job) -> anyhow::Result<ExitStatus> {
         );
         tell(github, "error", TITLE, &message);
     } else if status != ExitStatus::Passed {
-        message.push_str("\nThe job goes on all the same, as --fail-on asks.");
+        message.push_str("\nThe job goes on, as configured by --fail-on.");
         tell(github, "warning", TITLE, &message);
     }
     report(arguments, &run, status, &verdict);
@@ -264,7 +263,7 @@ fn without_check_kernel(mut run: Run) -> Run {
             && was_burned(finding)
         {
             finding.verdict = Verdict::Skip;
-            "left out before a job: the burn verifies more, and burn_completed says whether it ran"
+            "left out before a job: the burn verifies more, and burn_completed reports whether it ran"
                 .clone_into(&mut finding.summary);
             finding.remedy = None;
         }
@@ -295,7 +294,7 @@ fn verdict(run: &Run, status: ExitStatus, busy: &[String]) -> String {
     let word = verdict_word(status);
     if status == ExitStatus::Busy {
         return format!(
-            "{simulated}{word}: others use the GPUs: {}; an earlier job left that, or somebody works on this machine; the GPUs are not to blame",
+            "{simulated}{word}: others use the GPUs: {}; an earlier job left that, or a user works on this machine; the GPUs are not to blame",
             busy.join(", ")
         );
     }
@@ -388,7 +387,7 @@ fn remember(
             "warning",
             "GPU runner hook",
             &format!(
-                "what the GPUs were like before the job could not be written down, so nothing is cleaned behind it: {error:#}"
+                "what the GPUs were like before the job could not be written down, so nothing is cleaned after it: {error:#}"
             ),
         );
     }

@@ -8,7 +8,7 @@ use crate::runner_hook::quarantine::Quarantine;
 use validator_core::findings::ExitStatus;
 use validator_core::report::one_line;
 
-/// Lift the quarantine of this machine's runners, once the machine is mended
+/// Lift the quarantine of this machine's runners, once the machine is repaired
 ///
 /// Reports the quarantine that is lifted, since when it held and why.
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,7 @@ pub(crate) fn release(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
             "is"
         };
         to_stdout(&format!(
-            "{who} {not} quarantined (looked in {})\n",
+            "{who} {not} quarantined (folder {})\n",
             folders.in_words()
         ));
         return Ok(ExitStatus::Passed);

@@ -69,13 +69,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node_name: Option<String>,
     /// Judge these facts, which `gpu-validator run --facts` has just written on this node, instead
-    /// of looking again
+    /// of reading it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["facts", "sysroot"])]
     judge: Option<PathBuf>,
     /// Facts for --judge that are older than this are refused
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     judge_age_maximum_s: u64,
-    /// How much to look at
+    /// How much to read
     #[arg(long, value_parser = crate::cli_values::level(), default_value_t, env = "GPU_VALIDATOR_LEVEL")]
     level: Level,
     #[command(flatten)]
@@ -221,7 +221,7 @@ fn report_to_cluster(
 }
 
 fn not_told(error: &anyhow::Error) -> bool {
-    to_stderr(&format!("error: the cluster was not told: {error:#}\n"));
+    to_stderr(&format!("error: the cluster was not updated: {error:#}\n"));
     false
 }
 
@@ -235,7 +235,7 @@ fn again_while_it_may_pass(
     for _ in 1..attempts {
         match attempt() {
             Err(error) if may_pass(&error) => {
-                to_stderr(&format!("the cluster is not told yet: {error:#}\n"));
+                to_stderr(&format!("the cluster is not updated yet: {error:#}\n"));
                 if !wait(with_jitter(pause), interrupt) {
                     return Err(error);
                 }
@@ -508,7 +508,7 @@ impl Cluster<'_> {
         let arguments = self.arguments;
         if arguments.dry_run {
             return Ok(format!(
-                "dry run: node {node} would be told {}={} ({}), taint {}",
+                "dry run: node {node} would get {}={} ({}), taint {}",
                 arguments.condition, decision.status, decision.reason, arguments.taint
             ));
         }

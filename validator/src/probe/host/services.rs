@@ -51,8 +51,7 @@ pub(super) fn services(
             let state = if has_systemd {
                 match unit_state(root, &name) {
                     state if state.installed && !groups_are_shown => Reading::NotRead(
-                        "whether it runs cannot be told: /sys/fs/cgroup shows no services"
-                            .to_owned(),
+                        "whether it runs is unknown: /sys/fs/cgroup shows no services".to_owned(),
                     ),
                     state => Reading::Value(state),
                 }

@@ -330,7 +330,7 @@ impl ApiClient {
             }
             if retries == RETRIES_MAXIMUM {
                 let mut error = failure.error;
-                error.text = format!("{} (asked {} times)", error.text, RETRIES_MAXIMUM + 1);
+                error.text = format!("{} ({} attempts)", error.text, RETRIES_MAXIMUM + 1);
                 return Err(error);
             }
             if !wait_unless_interrupted(wait, &self.interrupt) {
@@ -467,7 +467,7 @@ const DISTRUSTED: [(&[&str], &str); 3] = [
     ),
     (
         &["NotValidForName", "not valid for name"],
-        "the API server's certificate is for another name than it is asked by",
+        "the API server's certificate is for another host name",
     ),
 ];
 
@@ -525,10 +525,10 @@ fn refused(target: Target<'_>, status: u16, body: &[u8]) -> ApiError {
         ),
         404 => format!("there is no such object (404){said}"),
         409 => format!("the object was changed or exists already (409){said}"),
-        410 => format!("the version that was asked for has expired (410){said}"),
+        410 => format!("the requested version has expired (410){said}"),
         429 => format!("the API server is overloaded (429){said}"),
         500..600 => format!("the API server failed ({status}){said}"),
-        _ => format!("the API server answered {status}{said}"),
+        _ => format!("the API server returned {status}{said}"),
     };
     error(target, Some(status), &text)
 }

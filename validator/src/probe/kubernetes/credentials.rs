@@ -299,7 +299,7 @@ fn of_cluster(path: &Path, cluster: &Cluster, allow_insecure: bool) -> Result<Cr
             "{}: {}, which is refused: anybody in between could answer; `kubernetes.api.allow_insecure: true` in the profile accepts it",
             path.display(),
             if plain {
-                "the cluster's server is asked without TLS"
+                "the URL of the cluster's server has no TLS"
             } else {
                 "insecure-skip-tls-verify is true"
             }
@@ -421,7 +421,7 @@ fn add_exec(
     let identity = text("clientCertificateData").zip(text("clientKeyData"));
     if token.is_none() && identity.is_none() {
         return Err(format!(
-            "exec plugin {} answered without a token and without a client certificate",
+            "exec plugin {} returned neither a token nor a client certificate",
             exec.command
         ));
     }
@@ -484,7 +484,7 @@ fn run_exec(
         ConversationEnd::Closed(ProcessEnd::Exited(0)) => {}
         ConversationEnd::Closed(ProcessEnd::Exited(status)) => {
             let stderr = process.stderr();
-            let last = stderr.lines().last().unwrap_or("and said nothing");
+            let last = stderr.lines().last().unwrap_or("and printed nothing");
             return Err(failed(&format!("ended with status {status}: {last}")));
         }
         ConversationEnd::Closed(ProcessEnd::Killed(signal)) => {

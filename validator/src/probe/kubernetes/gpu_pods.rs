@@ -168,7 +168,7 @@ fn remove(
             Ok(()) => return Ok(()),
             Err(error) if attempt == CLEANUP_ATTEMPTS => {
                 return Err(format!(
-                    "pods with label {selector} in namespace {} are left behind: {error}",
+                    "pods with label {selector} in namespace {} were not removed: {error}",
                     order.namespace
                 ));
             }
@@ -309,7 +309,7 @@ struct Patience {
 fn pod_end(pod: Option<&Value>, resource: &str, patience: Patience) -> Option<GpuPodEnd> {
     let Some(pod) = pod else {
         return Some(GpuPodEnd::NotStarted(
-            "the pod was removed by somebody else".to_owned(),
+            "the pod was removed by another client".to_owned(),
         ));
     };
     let status = &pod["status"];

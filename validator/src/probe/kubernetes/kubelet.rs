@@ -87,7 +87,7 @@ pub(super) fn is_present(root: &Path) -> Reading<bool> {
         Ok(found) => Ok(found.is_dir()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(format!(
-            "cannot look at {}: {error}",
+            "cannot read {}: {error}",
             root.join(name).display()
         )),
     };

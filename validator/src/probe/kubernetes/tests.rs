@@ -228,7 +228,7 @@ fn refusals_are_told_in_plain_words() {
             "modified",
             "the object was changed or exists already (409): modified",
         ),
-        (302, "", "the API server answered 302"),
+        (302, "", "the API server returned 302"),
     ] {
         let (server, client) = server_with_node();
         server.fail("GET", "/api/v1/nodes/n", 9, status(code, message, None));
@@ -263,7 +263,7 @@ fn asking_again_is_bounded_and_retry_after_is_honoured() {
     server.fail("GET", "/", 99, status(503, "down", Some(0)));
     let error = get_node(&client).expect_err("it stays down");
     assert!(
-        error.text.contains("failed (503): down (asked 4 times)"),
+        error.text.contains("failed (503): down (4 attempts)"),
         "{error}"
     );
     assert_eq!(server.requests().len(), 4);

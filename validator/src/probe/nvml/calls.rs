@@ -81,7 +81,7 @@ impl std::fmt::Display for Failure {
                 write!(f, "libnvidia-ml has no function {}", self.function)
             }
             CallFailure::Status(status) => {
-                write!(f, "{} answered {}", self.function, status_name(*status))
+                write!(f, "{} returned {}", self.function, status_name(*status))
             }
             CallFailure::LeftOut(reason) => write!(f, "{} {reason}", self.function),
         }

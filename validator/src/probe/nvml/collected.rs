@@ -114,7 +114,7 @@ impl Collected {
     pub(super) fn told_of(&mut self, index: u32) -> Option<GpuFacts> {
         let told = self.gpu(index)?.clone();
         // Its errors are noted when all is reported.
-        let reason = "not told by the NVML probe";
+        let reason = "not reported by the NVML probe";
         Some(facts_of(&told, reason, &mut Vec::new()))
     }
 
@@ -177,14 +177,15 @@ impl Collected {
         if !self.nonsense_was_noted {
             self.nonsense_was_noted = true;
             let start: String = line.chars().take(80).collect();
-            self.trouble
-                .push(format!("the NVML worker said something else: {start}"));
+            self.trouble.push(format!(
+                "the NVML worker sent an unexpected message: {start}"
+            ));
         }
     }
 
     pub(super) fn into_outcome(mut self) -> NvmlOutcome {
         let stopped = self.stopped.take();
-        let default_reason = stopped.unwrap_or_else(|| "not told by the NVML probe".to_owned());
+        let default_reason = stopped.unwrap_or_else(|| "not reported by the NVML probe".to_owned());
         let nvml_reason = self.nvml_reason().unwrap_or_else(|| default_reason.clone());
         let mut nvml: NvmlFacts = facts_of(&self.nvml, &nvml_reason, &mut self.trouble);
         let mut gpus = Vec::new();

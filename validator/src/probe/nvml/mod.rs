@@ -122,7 +122,7 @@ pub(crate) fn probe(
                 break;
             }
             None => collected.trouble.push(format!(
-                "the NVML probe {what_it_did}, outside of any call; asking again"
+                "the NVML probe {what_it_did}, outside of any call; restarting it"
             )),
         }
         asked_again = true;
@@ -154,7 +154,7 @@ fn leave_out(collected: &mut Collected, call: &CallInFlight, what_it_did: &str) 
     if collected.bad_calls(gpu) >= BAD_CALLS_OF_A_GPU_MAXIMUM {
         collected.give_up(
             gpu,
-            &format!("not asked any more after {call} {what_it_did}"),
+            &format!("not queried any more after {call} {what_it_did}"),
         );
     }
     true

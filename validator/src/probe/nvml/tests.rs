@@ -79,7 +79,10 @@ fn what_is_told_becomes_facts() {
     assert_eq!(outcome.gpus[0].minor_number, Reading::Value(4));
     assert_eq!(outcome.gpus[1].uuid, Reading::Value("GPU-b".to_owned()));
     assert_eq!(outcome.simulated.as_deref(), Some("h200x2"));
-    assert_eq!(reason(&outcome.gpus[1].name), "not told by the NVML probe");
+    assert_eq!(
+        reason(&outcome.gpus[1].name),
+        "not reported by the NVML probe"
+    );
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn a_gpu_whose_calls_all_hang_is_given_up_and_the_others_are_read() {
     assert_eq!(outcome.gpus[0].uuid, Reading::Value("GPU-a".to_owned()));
     assert!(
         reason(&outcome.gpus[0].temperature)
-            .starts_with("not asked any more after nvmlDeviceGetSerial"),
+            .starts_with("not queried any more after nvmlDeviceGetSerial"),
         "{:?}",
         outcome.gpus[0].temperature
     );

@@ -626,7 +626,7 @@ struct SweptBefore {
 /// What multiplies, and what multiplies exact operands once, too.
 type Engines<'g> = (Rc<Gemm<'g, 'static>>, Option<Rc<Gemm<'g, 'static>>>);
 
-/// Who multiplies, and how large.
+/// GEMM implementation, and how large.
 struct Chosen {
     engine: EngineChoice,
     layout: (Layout, f64),

@@ -352,7 +352,7 @@ pub(super) enum Operands {
 }
 
 impl<'c, 'a> Gemm<'c, 'a> {
-    /// Who multiplies, as the table of reference rates names it.
+    /// GEMM implementation, as the table of reference rates names it.
     pub(in crate::workload) fn kernels_name(&self) -> &'static str {
         match &self.by {
             Multiplier::Kernel(kernel) => kernel.family.name(),

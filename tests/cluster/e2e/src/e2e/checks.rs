@@ -111,7 +111,7 @@ fn cases() -> Vec<Case> {
             |node| node["metadata"]["labels"]["team"] = json!("b"),
             "node_labels",
             "fail",
-            &["label team is `b`, the profile asks for `a`"],
+            &["label team is `b`, the profile requires `a`"],
         ),
         case(
             "missing-taint",

@@ -30,8 +30,7 @@ impl GpuReader<'_> {
         self.report("temperature", self.temperature());
         self.report("power", self.power());
         self.report("performance_state", self.device.performance_state());
-        let not_asked =
-            Reading::<Utilization>::NotRead("not asked, no check judges by it".to_owned());
+        let not_asked = Reading::<Utilization>::NotRead("not read: no check uses it".to_owned());
         self.report_reading("utilization", &not_asked);
         self.report("processes", self.processes());
     }
