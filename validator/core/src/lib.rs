@@ -47,6 +47,7 @@ pub mod facts;
 pub mod findings;
 pub mod fleet;
 pub mod gpu_names;
+pub mod history;
 mod judge;
 pub mod kernel_log_events;
 pub mod kernel_log_selection;
