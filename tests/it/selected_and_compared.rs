@@ -1,4 +1,5 @@
-//! Runs of some checks only, runs that are compared, and input that configures nothing.
+//! Runs of some checks and GPUs only, runs that are compared, with one another or with a history,
+//! and input that configures nothing.
 
 use crate::node::{Node, said};
 
@@ -132,6 +133,38 @@ fn two_runs_are_compared_by_facts_verdicts_and_figures() {
     );
     let (code, _, stderr) = diff(&before, &healthy.out.path("none.json"), &[]);
     assert_eq!(code, 3, "{stderr}");
+}
+
+#[test]
+fn rows_that_are_remapped_after_earlier_runs_are_a_trend() {
+    let healthy = Node::healthy("h200x1");
+    let degraded = Node::with("h200x1", &[], &["gpu.row_remapping.correctable=6"]);
+    let folder = healthy.out.path("history");
+    let trend = |node: &Node| {
+        let mut run = node.run_command(&["--level", "quick", "--history"]);
+        let ran = node.finish(run.arg(&folder));
+        ran.report.finding("trend").clone()
+    };
+    assert_eq!(
+        trend(&healthy)["verdict"],
+        "skip",
+        "there is no earlier run"
+    );
+    assert_eq!(trend(&healthy)["verdict"], "pass");
+    let finding = trend(&degraded);
+    assert_eq!(finding["verdict"], "warn", "{finding}");
+    let summary = finding["summary"].as_str().unwrap_or_default();
+    assert!(
+        summary.starts_with("6 rows were remapped since 20"),
+        "{summary}"
+    );
+    assert_eq!(
+        trend(&degraded)["verdict"],
+        "pass",
+        "none since the last run"
+    );
+    let kept = std::fs::read_dir(&folder).expect("the history").count();
+    assert_eq!(kept, 4);
 }
 
 #[test]

@@ -92,6 +92,11 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
                 linters.display()
             ),
         ),
+        step("accessibility", "cargo xtask accessibility").with_inputs(Inputs {
+            paths: &["tests/golden"],
+            packages: &["xtask/Cargo.toml"],
+            outputs: &[],
+        }),
         // The folder's copies in .github are what GitHub reads; a test compares both.
         step(
             "workflows",

@@ -9,6 +9,7 @@ pub mod loopback;
 pub mod tools;
 pub mod workspace;
 
+mod accessibility;
 mod ci;
 mod cloudwatch;
 mod codegen;
@@ -60,6 +61,8 @@ enum Task {
     /// Run the release binary on every simulated node and fault, and compare with what each must
     /// trip
     FaultMatrix(Words),
+    /// Examine the expected HTML reports with axe-core in Chromium, in both themes
+    Accessibility,
     Codegen(codegen::Arguments),
     Ci(ci::Arguments),
     /// Read JUnit reports with other parsers, and compare their counts with the JSON
@@ -113,7 +116,8 @@ fn crate_of(task: &Task) -> Option<(&'static str, &'static str, &Words)> {
         Task::ValidatorImage(words) => ("kubernetes-tasks", "validator-image", words),
         Task::Fleet(words) => ("gpu-validator", "fleet", words),
         Task::Tf(words) => ("terraform-tasks", "tf", words),
-        Task::Dist(_)
+        Task::Accessibility
+        | Task::Dist(_)
         | Task::Codegen(_)
         | Task::Ci(_)
         | Task::Fuzz(_)
@@ -137,6 +141,7 @@ pub fn main() -> ExitCode {
     }
     command_line::code(match task {
         Task::Dist(arguments) => dist::run(&arguments),
+        Task::Accessibility => accessibility::run(),
         Task::Codegen(arguments) => codegen::run(&arguments),
         Task::Ci(arguments) => return ci::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),

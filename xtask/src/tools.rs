@@ -324,7 +324,16 @@ pub const NVRTC: PythonTools = PythonTools {
     source_packages: &[],
 };
 
-const PYTHON_TOOLS: [&PythonTools; 11] = [
+/// axe-core as one script; the rest of the package, which needs Playwright, is not used.
+pub(crate) const AXE: PythonTools = PythonTools {
+    name: "axe",
+    purpose: "examining the HTML report for accessibility",
+    packages: &["axe-playwright-python==0.1.8"],
+    source_packages: &[],
+};
+
+const PYTHON_TOOLS: [&PythonTools; 12] = [
+    &AXE,
     &ZIGBUILD,
     &JUNIT_READERS,
     &NVML_CLIENTS,

@@ -250,7 +250,7 @@ enum Noise {
 
 /// Eight healthy H200s lie within 4 % (BENCHMARKS.md); clocks follow power and temperature as
 /// throughput does.
-const THROUGHPUT_NOISE: f64 = 0.04;
+pub(crate) const THROUGHPUT_NOISE: f64 = 0.04;
 /// This project's own choice: power is averaged by the driver over a second, and idle power depends
 /// on the clocks of the moment.
 const POWER_NOISE: f64 = 0.10;

@@ -193,6 +193,7 @@ const CAUSES_OF_CHECKS: &[(&str, CauseKind, RecommendedAction)] = {
         ("temperature", K::PowerAndThermal, A::Drain),
         ("throttle_history", K::PowerAndThermal, A::Drain),
         ("throttle_reasons", K::PowerAndThermal, A::Drain),
+        ("trend", K::Performance, A::Drain),
         ("vbios_uniform", K::HostSoftware, A::FixSoftware),
     ]
 };

@@ -51,6 +51,7 @@ pub mod facts;
 pub mod findings;
 pub mod fleet;
 pub mod gpu_names;
+pub mod history;
 mod judge;
 #[cfg_attr(not(test), deny(clippy::indexing_slicing))]
 pub mod kernel_log_events;

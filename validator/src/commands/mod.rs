@@ -16,6 +16,7 @@ pub(crate) mod environment;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod fleet;
 pub(crate) mod generate;
+mod history;
 #[allow(clippy::doc_markdown)]
 pub(crate) mod hook;
 pub(crate) mod judge;

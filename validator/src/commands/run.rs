@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::burn_options::BurnOfRun;
+use super::history::{HistoryFolder, HistoryOptions};
 use super::progress::ProgressLine;
 use super::report_files::{ClaimedOutputs, ReportFiles};
 use super::report_options::ReportOptions;
@@ -45,6 +46,8 @@ pub(crate) struct Arguments {
     /// output
     #[arg(long, value_name = "FILE", env = "GPU_VALIDATOR_FACTS")]
     facts: Option<PathBuf>,
+    #[command(flatten)]
+    history: HistoryOptions,
     /// Read the host's files below this folder
     #[arg(long, value_name = "DIR")]
     sysroot: Option<PathBuf>,
@@ -63,6 +66,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         anyhow::ensure!(
             !arguments.selection.is_given(),
             "--only, --skip and --gpu are of no effect with --target; judge the facts that it brings back: gpu-validator judge --only"
+        );
+        anyhow::ensure!(
+            !arguments.history.is_given(),
+            "--history and --no-history are of no effect with --target: a run on another machine keeps no history"
         );
         return run_remote::run(&run_remote::Request {
             options: &arguments.remote,
@@ -90,6 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitStatus> {
         facts: arguments.facts.as_deref(),
         forbid_simulated: arguments.report.refuses_simulated(),
         selection,
+        history: arguments.history.folder(arguments.sysroot.is_some()),
     };
     let run = look_and_report(options, &asked, &interrupt);
     asked
@@ -107,6 +115,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) facts: Option<&'a Path>,
     pub(crate) forbid_simulated: bool,
     pub(crate) selection: Selection,
+    /// Where figures of earlier runs are kept.
+    pub(crate) history: Option<HistoryFolder>,
 }
 
 /// A whole run: looks at this machine, judges it, and writes the reports after every stage.
@@ -116,8 +126,13 @@ pub(crate) fn look_and_report(
     interrupt: &Interrupt,
 ) -> Run {
     let level = options.probe.level;
+    let history = asked.history.as_ref().map(HistoryFolder::read);
     let mut files = ReportFiles::new(asked.report, asked.facts);
     let judged = |facts| {
+        let facts = Facts {
+            history: history.clone(),
+            ..facts
+        };
         let run = Run::judged(facts, asked.profile, asked.profile_name, level);
         asked.selection.applied_to(run)
     };
@@ -131,6 +146,9 @@ pub(crate) fn look_and_report(
     refuse_simulated(&mut facts, asked.forbid_simulated);
     let run = judged(facts);
     files.finish(&run, asked.report);
+    if let Some(folder) = &asked.history {
+        folder.keep(&run.facts);
+    }
     run
 }
 

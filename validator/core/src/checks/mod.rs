@@ -96,6 +96,7 @@ mod throttle_reasons;
 mod toolkit_on_path;
 mod torch_cuda;
 mod torch_gemm;
+mod trend;
 mod vbios_uniform;
 
 use crate::check::Entry;
@@ -454,6 +455,11 @@ pub static ALL: &[Entry] = &[
         check: &throttle_reasons::CHECK,
         file_name: "throttle_reasons",
         documentation: documentation!("throttle_reasons"),
+    },
+    Entry {
+        check: &trend::CHECK,
+        file_name: "trend",
+        documentation: documentation!("trend"),
     },
     Entry {
         check: &vbios_uniform::CHECK,

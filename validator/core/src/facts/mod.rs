@@ -12,6 +12,7 @@ mod environment;
 mod gemm;
 mod gpu;
 mod gpu_index;
+mod history;
 mod host;
 mod image;
 mod kernel_log;
@@ -34,6 +35,7 @@ pub use environment::*;
 pub use gemm::*;
 pub use gpu::*;
 pub use gpu_index::GpuIndex;
+pub use history::*;
 pub use host::*;
 pub use image::*;
 pub use kernel_log::*;
@@ -92,6 +94,9 @@ pub struct Facts {
     /// standard.
     #[serde(default)]
     pub environment: Option<EnvironmentFacts>,
+    /// Earlier runs of this node, the oldest first; `None` where no history is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<Reading<Vec<EarlierRun>>>,
     /// Wall time of each probe, in milliseconds, by its name (`host`, `nvml`, `cuda`,
     /// `cuda_kernel`, …).
     pub timings_ms: BTreeMap<String, f64>,

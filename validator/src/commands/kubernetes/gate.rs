@@ -293,6 +293,7 @@ fn validate(
         facts: arguments.facts.as_deref(),
         forbid_simulated: arguments.report.refuses_simulated(),
         selection: Selection::default(),
+        history: None,
     };
     Ok(look_and_report(options, &asked, interrupt))
 }
