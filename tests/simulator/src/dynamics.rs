@@ -273,6 +273,10 @@ fn clocks(gpu: &Gpu, busy: bool) -> ClockSet {
     ClockSet {
         graphics_mhz: sm_mhz,
         sm_mhz,
+        memory_mhz: gpu
+            .clocks
+            .load_memory_mhz
+            .unwrap_or(gpu.clocks.max.memory_mhz),
         ..gpu.clocks.max
     }
 }

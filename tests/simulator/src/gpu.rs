@@ -258,6 +258,9 @@ pub struct Clocks {
     pub max: ClockSet,
     /// The SM clock under full load, where power or heat holds it below the maximum.
     pub load_sm_mhz: u32,
+    /// The memory clock under load, where it is not the maximum.
+    #[serde(default)]
+    pub load_memory_mhz: Option<u32>,
     /// The lowest supported graphics clock; supported clocks go down in steps of 15 MHz.
     pub min_graphics_mhz: u32,
     /// Memory clocks that can be set besides the maximum and that at idle, highest first.

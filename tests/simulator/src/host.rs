@@ -437,7 +437,11 @@ fn write_pci(root: &Root<'_>, scenario: &Scenario) -> Result<()> {
         );
         write_pci_identity(root, &folder, device, "0x068000", "0x1796")?;
         root.write(&format!("{folder}/numa_node"), "0\n")?;
-        if is_loaded(scenario) {
+        let held = scenario
+            .host
+            .nvswitches
+            .saturating_sub(scenario.host.nvswitches_without_driver);
+        if is_loaded(scenario) && switch < held {
             bind(root, &folder, "nvidia-nvswitch")?;
         }
     }

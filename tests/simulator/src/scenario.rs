@@ -148,6 +148,9 @@ pub struct Host {
     /// Number of NVSwitch bridges on the PCI bus (none where the switches are outside the machine).
     #[serde(default)]
     pub nvswitches: u32,
+    /// How many of these, the last ones, their driver could not take.
+    #[serde(default)]
+    pub nvswitches_without_driver: u32,
     /// Device nodes besides `/dev/nvidia<N>`.
     #[serde(default = "device_nodes")]
     pub device_nodes: Vec<String>,

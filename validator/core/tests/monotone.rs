@@ -51,7 +51,7 @@ fn log(facts: &mut Facts, lines: &[&str]) {
 /// Healthy machines with one fault each, none of which may take work.
 fn ill() -> Vec<(&'static str, Facts)> {
     type Change = fn(&mut Facts);
-    let changes: [(&'static str, Change); 12] = [
+    let changes: [(&'static str, Change); 16] = [
         ("recovery action", |facts| {
             facts.gpus[2].recovery_action = Reading::Value(RecoveryAction::GpuReset);
         }),
@@ -104,6 +104,35 @@ fn ill() -> Vec<(&'static str, Facts)> {
             let uuid = facts.gpus[2].uuid.value().cloned().unwrap_or_default();
             if let Some(Reading::Value(run)) = facts.load.burn.get_mut(&uuid) {
                 run.precisions[0].mismatches = 3;
+            }
+        }),
+        ("NVSwitch without a driver", |facts| {
+            if let Reading::Value(devices) = &mut facts.host.pci_devices {
+                devices[9].driver = None;
+            }
+        }),
+        ("GSP", |facts| {
+            log(
+                facts,
+                &["NVRM: GPU2 _kgspRpcRecvPoll: GSP RM heartbeat timed out"],
+            );
+        }),
+        ("all GPUs slow", |facts| {
+            for run in facts.load.burn.values_mut() {
+                if let Reading::Value(run) = run {
+                    run.precisions[0].tflops = 460.0;
+                    run.precisions[0].tflops_intervals.fill(460.0);
+                }
+            }
+        }),
+        ("all GPUs slow in small products", |facts| {
+            for run in facts.load.burn.values_mut() {
+                if let Reading::Value(run) = run {
+                    let products = &mut run.precisions[0];
+                    (products.m, products.n, products.k) = (2048, 2048, 4096);
+                    products.tflops = 290.0;
+                    products.tflops_intervals.fill(290.0);
+                }
             }
         }),
         ("lost during the load", |facts| {
@@ -245,6 +274,96 @@ fn less_evidence_never_clears_an_ill_node() {
     }
 }
 
+/// Paths of the values in `ill` that `healthy` has otherwise, or has not.
+fn differences(healthy: &Value, ill: &Value, path: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
+    let mut compare = |name: String, healthy: Option<&Value>, ill: &Value| {
+        path.push(name);
+        differences(healthy.unwrap_or(&Value::Null), ill, path, found);
+        path.pop();
+    };
+    match (healthy, ill) {
+        (healthy, ill) if healthy == ill => {}
+        (Value::Object(before), Value::Object(after)) => {
+            for (name, value) in after {
+                compare(name.clone(), before.get(name), value);
+            }
+        }
+        (Value::Array(before), Value::Array(after)) if before.len() == after.len() => {
+            for (index, value) in after.iter().enumerate() {
+                compare(index.to_string(), before.get(index), value);
+            }
+        }
+        _ => found.push(path.clone()),
+    }
+}
+
+/// Paths of plain values, those of readings as well as those that a probe may leave out. Of lists
+/// the first and the third item stand for all.
+fn plain_values(value: &Value, path: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
+    let mut look = |name: String, value: &Value| {
+        path.push(name);
+        plain_values(value, path, found);
+        path.pop();
+    };
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter().filter(|(name, _)| *name != "samples") {
+                look(name.clone(), value);
+            }
+        }
+        Value::Array(items) => {
+            for index in [0, 2] {
+                if let Some(item) = items.get(index) {
+                    look(index.to_string(), item);
+                }
+            }
+        }
+        Value::Null => {}
+        _ => found.push(path.clone()),
+    }
+}
+
+/// The facts with `null` at this path; `None` where the value is not one that may be absent.
+fn with_nothing_at(facts: &Value, path: &[String]) -> Option<Facts> {
+    let mut facts = facts.clone();
+    let pointer: String = path
+        .iter()
+        .flat_map(|step| ["/".to_owned(), step.replace('~', "~0").replace('/', "~1")])
+        .collect();
+    *facts.pointer_mut(&pointer)? = Value::Null;
+    serde_json::from_value(facts).ok()
+}
+
+#[test]
+fn an_absent_value_never_clears_an_ill_node() {
+    /// Every value of every machine takes minutes in a debug build.
+    const STEP: usize = 5;
+    let healthy = serde_json::to_value(burned_node()).expect("facts are JSON");
+    let mut judged_without = 0;
+    for (machine, (name, facts)) in ill().into_iter().enumerate() {
+        let json = serde_json::to_value(&facts).expect("facts are JSON");
+        let (mut evidence, mut paths) = (Vec::new(), Vec::new());
+        differences(&healthy, &json, &mut Vec::new(), &mut evidence);
+        plain_values(&json, &mut Vec::new(), &mut paths);
+        // What makes the node ill is not taken away, nor is a list that is longer or shorter.
+        paths.retain(|path| !evidence.iter().any(|it| path.starts_with(it)));
+        let absent = paths
+            .iter()
+            .filter_map(|path| Some((path, with_nothing_at(&json, path)?)))
+            .skip(machine % STEP)
+            .step_by(STEP);
+        for (path, less) in absent {
+            assert_ne!(
+                judged(&less).exit_status(),
+                ExitStatus::Passed,
+                "{name} without {path:?}"
+            );
+            judged_without += 1;
+        }
+    }
+    assert!(judged_without > 200, "{judged_without} absent values");
+}
+
 #[test]
 fn a_gpu_that_nvml_does_not_list_never_clears_an_ill_node() {
     for (name, facts) in ill() {
@@ -331,7 +450,7 @@ fn the_order_of_gpus_does_not_matter() {
     }
 }
 
-const LINES: [&str; 10] = [
+const LINES: [&str; 14] = [
     "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build",
     "NVRM: Xid (PCI:0000:12:00): 95, pid=7, name=python3, Uncontained memory error. RST: Yes, D-RST: No",
     "NVRM: Xid (PCI:0000:12:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
@@ -342,6 +461,10 @@ const LINES: [&str; 10] = [
     "nvidia-nvswitch0: SXid (PCI:0000:80:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00",
     "pcieport 0000:c0:00.0: pciehp: Slot(33): Link Down",
     "pcieport 0000:c0:00.0: pciehp: Slot(33): Link Up",
+    "NVRM: GPU3 _kgspRpcRecvPoll: LibOS heartbeat timed out",
+    "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+    "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)",
+    "pcieport 0000:15:00.0: AER: device recovery failed",
 ];
 
 #[test]
