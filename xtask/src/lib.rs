@@ -9,6 +9,8 @@ pub mod loopback;
 pub mod tools;
 pub mod workspace;
 
+#[cfg(test)]
+mod audit;
 mod ci;
 mod cloudwatch;
 mod codegen;
