@@ -77,7 +77,7 @@ pub(super) fn is_missing(error: &str) -> bool {
 pub(crate) fn loaded_path(name_start: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines()
-        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .filter_map(|line| line.find('/').and_then(|at| line.get(at..)))
         .find(|path| {
             path.rsplit('/')
                 .next()

@@ -13,12 +13,20 @@
 //! - Checks, findings and reports are the crate `validator_core`: pure functions, without IO.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+// What comes from outside may be of any length: an index past its end would be a panic.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 pub mod cli;
 mod cli_values;
 mod commands;
+#[expect(
+    clippy::indexing_slicing,
+    reason = "tables of this crate and of the size that it requested"
+)]
 mod cuda;
 mod driver_libraries;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod interrupt;
 mod job_control;
 mod owned_folder;
@@ -33,4 +41,8 @@ mod session;
 mod threads;
 mod timed;
 mod worker;
+#[expect(
+    clippy::indexing_slicing,
+    reason = "operands and products of sizes that the workload chose"
+)]
 mod workload;

@@ -44,8 +44,11 @@ fn read_text(path: &Path) -> Result<String, String> {
         return Err(too_large(&name));
     }
     String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = String::from_utf8_lossy(valid).matches('\n').count() + 1;
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to());
+        let line = String::from_utf8_lossy(valid.unwrap_or_default())
+            .matches('\n')
+            .count()
+            + 1;
         format!("{name}:{line}: the profile is not UTF-8 text")
     })
 }

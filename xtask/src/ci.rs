@@ -176,7 +176,7 @@ fn steps(fuzz_inputs: u32) -> Vec<Step> {
         // fuzzed.
         Step {
             beside: Some("dist"),
-            ..step("fuzz", &format!("cargo xtask fuzz --inputs {fuzz_inputs}")).with_inputs(Inputs {
+            ..step("fuzz", &format!("cargo xtask fuzz --core-only --inputs {fuzz_inputs}")).with_inputs(Inputs {
                 paths: &["fuzz", "manifests/profiles"],
                 packages: &["fuzz/Cargo.toml", "xtask/Cargo.toml"],
                 outputs: &[],

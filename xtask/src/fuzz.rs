@@ -5,6 +5,7 @@
 //! sanitizer is left out, because the fuzzed code is safe Rust.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -34,6 +35,13 @@ pub(crate) struct Arguments {
     /// machine has cores
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// Leave out the targets of the validator's own readers, of which validator/src/fuzzing/tests.rs
+    /// tries inputs in every test run: their build takes minutes
+    #[arg(long, conflicts_with = "target")]
+    core_only: bool,
+    /// Fail where all targets together tried fewer inputs
+    #[arg(long, default_value_t = 0)]
+    at_least: u64,
     /// Try so many inputs of each target instead, the same ones every time: what CI does, whose
     /// answer must not depend on luck
     #[arg(long, conflicts_with = "seconds")]
@@ -46,6 +54,10 @@ const SEED: u32 = 1;
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shell = workspace::shell()?;
     let mut targets = targets(&shell)?;
+    if arguments.core_only {
+        let manifest = shell.read_file("fuzz/Cargo.toml")?;
+        targets.retain(|target| !needs_the_validator(target, &manifest));
+    }
     if let Some(wanted) = &arguments.target {
         ensure!(
             targets.contains(wanted),
@@ -54,12 +66,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         );
         targets.retain(|target| target == wanted);
     }
-    build(&shell)?;
+    build(&shell, arguments.core_only)?;
     let at_once = std::thread::available_parallelism()?
         .get()
         .min(targets.len());
     let share = arguments.seconds * u32::try_from(at_once)? / u32::try_from(targets.len())?;
     let left = Mutex::new(targets);
+    let tried = AtomicU64::new(0);
     // Each takes the next target, until none is left or one failed.
     let fuzz_some = || -> anyhow::Result<()> {
         let shell = workspace::shell()?;
@@ -68,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             if fuzzed.is_err() {
                 locked(&left).clear();
             }
-            fuzzed?;
+            tried.fetch_add(fuzzed?, Ordering::Relaxed);
         }
         Ok(())
     };
@@ -79,8 +92,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .into_iter()
             .map(|it| it.join().unwrap_or_else(panicked));
         // All end before any error is reported.
-        results.collect::<Vec<_>>().into_iter().collect()
-    })
+        let results: Vec<anyhow::Result<()>> = results.collect();
+        results.into_iter().collect::<anyhow::Result<()>>()
+    })?;
+    let (tried, at_least) = (tried.into_inner(), arguments.at_least);
+    ensure!(
+        tried >= at_least,
+        "{tried} inputs were tried, expected {at_least} at least; fuzz for longer"
+    );
+    Ok(())
 }
 
 fn locked(targets: &Mutex<Vec<String>>) -> MutexGuard<'_, Vec<String>> {
@@ -105,11 +125,24 @@ fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-fn build(shell: &Shell) -> anyhow::Result<()> {
+/// Whether the manifest builds the target with feature `validator` only.
+fn needs_the_validator(target: &str, manifest: &str) -> bool {
+    let mut binaries = manifest.split("[[bin]]").skip(1);
+    let named = format!("name = \"{target}\"");
+    let own = binaries.find(|it| it.lines().any(|line| line == named));
+    own.is_some_and(|it| it.contains("required-features = [\"validator\"]"))
+}
+
+fn build(shell: &Shell, core_only: bool) -> anyhow::Result<()> {
     let cargo = workspace::cargo();
+    let features: &[&str] = if core_only {
+        &[]
+    } else {
+        &["--features", "validator"]
+    };
     let target_folder = workspace::target().join("fuzz");
     // With --target, build scripts and macros are not instrumented.
-    cmd!(shell, "{cargo} build --release --manifest-path fuzz/Cargo.toml --bins --target {TRIPLE} --target-dir {target_folder}")
+    cmd!(shell, "{cargo} build --release --manifest-path fuzz/Cargo.toml {features...} --bins --target {TRIPLE} --target-dir {target_folder}")
         .env("RUSTFLAGS", COVERAGE)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .quiet()
@@ -117,7 +150,7 @@ fn build(shell: &Shell) -> anyhow::Result<()> {
         .context("the fuzz targets do not build (libFuzzer also needs a C++ compiler: apt-get install g++)")
 }
 
-fn fuzz(shell: &Shell, target: &str, seconds: u32, inputs: Option<u32>) -> anyhow::Result<()> {
+fn fuzz(shell: &Shell, target: &str, seconds: u32, inputs: Option<u32>) -> anyhow::Result<u64> {
     let binary = workspace::target()
         .join("fuzz")
         .join(TRIPLE)
@@ -169,15 +202,11 @@ fn fuzz(shell: &Shell, target: &str, seconds: u32, inputs: Option<u32>) -> anyho
     }
     let runs = log
         .lines()
-        .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))
-        .map_or("no", str::trim);
-    ensure!(
-        runs != "no" && runs != "0",
-        "{target} ran no input:\n{}",
-        last_lines(&log, 20)
-    );
+        .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+    let runs: u64 = runs.and_then(|it| it.trim().parse().ok()).unwrap_or(0);
+    ensure!(runs > 0, "{target} ran no input:\n{}", last_lines(&log, 20));
     eprintln!("{target}: {runs} inputs, no failure");
-    Ok(())
+    Ok(runs)
 }
 
 /// How to run the failing input again, from libFuzzer's `Test unit written to …`.
@@ -193,4 +222,33 @@ fn repeat(binary: &Path, log: &str) -> String {
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{needs_the_validator, targets};
+    use crate::workspace;
+
+    #[test]
+    fn every_target_is_in_the_manifest_and_has_a_corpus() {
+        let shell = workspace::shell().expect("the workspace");
+        let manifest = shell.read_file("fuzz/Cargo.toml").expect("the manifest");
+        let targets = targets(&shell).expect("the targets");
+        let of_validator = |it: &&String| needs_the_validator(it, &manifest);
+        assert_eq!(
+            targets.iter().filter(of_validator).count(),
+            8,
+            "{targets:?}"
+        );
+        for target in &targets {
+            let named = format!("name = \"{target}\"");
+            assert!(manifest.contains(&named), "fuzz/Cargo.toml lacks {target}");
+            let corpus = shell.read_dir(format!("fuzz/corpus/{target}"));
+            assert!(
+                corpus.is_ok_and(|it| !it.is_empty()),
+                "no corpus of {target}"
+            );
+        }
+        assert!(!needs_the_validator("facts", &manifest));
+    }
 }

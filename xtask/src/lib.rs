@@ -10,6 +10,8 @@ pub mod tools;
 pub mod workspace;
 
 mod accessibility;
+#[cfg(test)]
+mod audit;
 mod ci;
 mod cloudwatch;
 mod codegen;

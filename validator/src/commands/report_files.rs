@@ -358,7 +358,7 @@ impl ClaimedOutputs {
 /// Two reports in one file would leave one of them, and two on standard output are no document.
 fn refuse_one_place_for_two(outputs: &[&Path]) -> anyhow::Result<()> {
     for (index, one) in outputs.iter().enumerate() {
-        for other in &outputs[index + 1..] {
+        for other in outputs.iter().skip(index + 1) {
             if is_standard_output(one) && is_standard_output(other) {
                 bail!("two reports are requested on standard output; name a file for one of them");
             }

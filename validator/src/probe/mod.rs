@@ -8,6 +8,7 @@ pub(crate) mod cuda;
 pub(crate) mod environment;
 pub(crate) mod host;
 pub(crate) mod https;
+pub(crate) mod json;
 pub(crate) mod kubernetes;
 pub(crate) mod nvml;
 mod options;

@@ -55,16 +55,21 @@ impl Quarantine {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) => format!("the reason cannot be read: {error}"),
         };
-        let mut mark = serde_json::from_str(&text).unwrap_or_else(|_| Self {
+        let mut mark = Self::of_text(&text);
+        if mark.since.is_empty() {
+            let modified = file.modified().map(|it| it.strftime("%Y-%m-%dT%H:%M:%SZ"));
+            mark.since = modified.map_or("an unknown time".to_owned(), |it| it.to_string());
+        }
+        mark
+    }
+
+    pub(crate) fn of_text(text: &str) -> Self {
+        let mut mark = serde_json::from_str(text).unwrap_or_else(|_| Self {
             reason: text.trim().chars().take(REASON_CHARACTERS_SHOWN).collect(),
             ..Self::default()
         });
         if mark.reason.is_empty() {
             "no reason was written down".clone_into(&mut mark.reason);
-        }
-        if mark.since.is_empty() {
-            let modified = file.modified().map(|it| it.strftime("%Y-%m-%dT%H:%M:%SZ"));
-            mark.since = modified.map_or("an unknown time".to_owned(), |it| it.to_string());
         }
         mark
     }

@@ -207,7 +207,7 @@ fn add_xids(probe: &ProbeOptions, interrupt: &Interrupt, facts: &mut Facts) {
 // Source: proc_pid_comm(5): the file's name, cut to 15 bytes.
 fn kernels_name(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().as_encoded_bytes();
-    String::from_utf8_lossy(&name[..name.len().min(15)]).into_owned()
+    String::from_utf8_lossy(name.get(..15).unwrap_or(name)).into_owned()
 }
 
 #[cfg(test)]

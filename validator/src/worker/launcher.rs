@@ -185,7 +185,7 @@ fn keep(mut from: impl Read, stream: &Mutex<Stream>, messages: &Mutex<Messages>)
     let mut buffer = [0; 8192];
     let mut line = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        let bytes = &buffer[..count];
+        let bytes = buffer.get(..count).unwrap_or_default();
         {
             let mut stream = lock(stream);
             stream.bytes += count as u64;

@@ -287,6 +287,41 @@ impl TimeLimit {
     }
 }
 
+/// Lines of a worker, as [`crate::fuzzing`] makes them: whatever they hold, the step and the fields
+/// are those of the messages among them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn hear_any(bytes: &[u8]) -> Map<String, Value> {
+    let mut messages = Vec::new();
+    let mut on_message = |it: &Message| messages.push(it.clone());
+    let mut report = Report {
+        terms: Terms {
+            time_limit: TimeLimit::Silence {
+                step: TIME_TO_END,
+                report: TIME_TO_END,
+            },
+            after_done: AfterDone::ExitWell,
+            on_interrupt: OnInterrupt::Kill,
+        },
+        orders: &Orders::default(),
+        on_message: &mut on_message,
+        silence: TIME_TO_END,
+        deadline: Instant::now(),
+        fields: Map::new(),
+        step: String::new(),
+        is_done: false,
+    };
+    for line in String::from_utf8_lossy(bytes).lines() {
+        report.hear(line, Instant::now());
+    }
+    let (fields, is_done) = (report.fields, report.is_done);
+    assert_eq!(is_done, messages.contains(&Message::Done {}));
+    for message in messages {
+        let line = serde_json::to_string(&message).expect("a message can be written");
+        assert_eq!(serde_json::from_str::<Message>(&line).ok(), Some(message));
+    }
+    fields
+}
+
 /// What happens to a worker when the run is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnInterrupt {

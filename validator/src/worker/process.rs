@@ -357,7 +357,7 @@ fn keep_tail(mut stderr: impl Read, tail: &Mutex<VecDeque<u8>>) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = stderr.read(&mut buffer) {
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.extend(&buffer[..count]);
+        tail.extend(buffer.get(..count).unwrap_or_default());
         let surplus = tail.len().saturating_sub(STDERR_TAIL_BYTES);
         tail.drain(..surplus);
     }

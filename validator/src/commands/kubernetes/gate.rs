@@ -18,6 +18,7 @@ use crate::commands::run::{
 };
 use crate::commands::terminal::{to_stderr, to_stdout};
 use crate::interrupt::Interrupt;
+use crate::probe::json::at;
 use crate::probe::kubernetes::client::{ApiClient, ApiError, PatchKind, Target};
 use crate::probe::kubernetes::credentials::CredentialsWanted;
 use crate::probe::kubernetes::{GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, node_name_here};
@@ -367,7 +368,7 @@ impl std::str::FromStr for Taint {
 
 impl Taint {
     fn is(&self, taint: &Value) -> bool {
-        taint["key"] == self.key.as_str() && taint["effect"] == self.effect.as_str()
+        at(taint, "/key") == self.key.as_str() && at(taint, "/effect") == self.effect.as_str()
     }
 }
 
@@ -611,15 +612,19 @@ impl Gate<'_> {
         loop {
             let node = self.client.get(Target::object(GET_NODE, self.node))?;
             let (taints, became) = taints_after(&node, self.taint, change);
-            let mut patch = json!({
-                "metadata": {"annotations": {self.arguments.annotation.as_str(): summary}},
-            });
-            if let Some(taints) = taints {
+            let annotations = json!({self.arguments.annotation.as_str(): summary});
+            let patch = match taints {
+                None => json!({"metadata": {"annotations": annotations}}),
                 // The list is replaced as a whole: with the version that it was read at, no other
                 // client's change is lost.
-                patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"].clone();
-                patch["spec"] = json!({"taints": taints});
-            }
+                Some(taints) => json!({
+                    "metadata": {
+                        "annotations": annotations,
+                        "resourceVersion": at(&node, "/metadata/resourceVersion"),
+                    },
+                    "spec": {"taints": taints},
+                }),
+            };
             let target = Target::object(PATCH_NODE, self.node);
             match self.client.patch(target, PatchKind::Merge, &patch) {
                 Ok(_) => return Ok(became),
@@ -639,14 +644,14 @@ impl Gate<'_> {
 
 /// The condition as it is to be; the time of transition is kept where the status is what it was.
 fn condition(node: &Value, kind: &str, decision: &Decision, now: &str) -> Value {
-    let before = node["status"]["conditions"]
+    let before = at(node, "/status/conditions")
         .as_array()
         .into_iter()
         .flatten()
-        .find(|it| it["type"] == kind);
+        .find(|it| at(it, "/type") == kind);
     let since = before
-        .filter(|it| it["status"] == decision.status)
-        .and_then(|it| it["lastTransitionTime"].as_str())
+        .filter(|it| at(it, "/status") == decision.status)
+        .and_then(|it| at(it, "/lastTransitionTime").as_str())
         .unwrap_or(now);
     json!({
         "type": kind,
@@ -664,7 +669,7 @@ fn taints_after(
     taint: &Taint,
     change: TaintChange,
 ) -> (Option<Vec<Value>>, &'static str) {
-    let taints = node["spec"]["taints"]
+    let taints = at(node, "/spec/taints")
         .as_array()
         .cloned()
         .unwrap_or_default();

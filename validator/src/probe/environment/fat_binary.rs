@@ -37,19 +37,19 @@ pub(super) fn read(
     let unknown = |at: u64| format!("unknown layout of fat binaries at offset {at:#x}");
     let end = offset.checked_add(size).ok_or_else(|| unknown(offset))?;
     let mut at = offset;
-    while at + HEADER_BYTES <= end && code.fat_binaries < FAT_BINARIES_MAXIMUM {
+    while has(HEADER_BYTES, at, end) && code.fat_binaries < FAT_BINARIES_MAXIMUM {
         let header: [u8; 16] = bytes(file, at)?;
         let magic = u32_at(&header, 0);
         if magic == 0 {
             // Padding up to the next multiple of 8.
-            at += 8;
+            at = at.saturating_add(8);
             continue;
         }
         let header_bytes = u64::from(u16_at(&header, 6));
         if magic != MAGIC || header_bytes < HEADER_BYTES {
             return Err(unknown(at));
         }
-        let entries = at + header_bytes;
+        let entries = at.checked_add(header_bytes).ok_or_else(|| unknown(at))?;
         let next = entries
             .checked_add(u64_at(&header, 8))
             .filter(|next| *next <= end)
@@ -70,7 +70,7 @@ fn read_entries(
 ) -> Result<(), String> {
     let mut at = start;
     let mut seen: Vec<String> = Vec::new();
-    while at + ENTRY_BYTES <= end {
+    while has(ENTRY_BYTES, at, end) {
         let entry: [u8; 48] = bytes(file, at)?;
         let header_bytes = u64::from(u32_at(&entry, 4));
         let next = at
@@ -140,16 +140,27 @@ fn bytes<const N: usize>(file: &File, at: u64) -> Result<[u8; N], String> {
     Ok(bytes)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+/// There is room for so many bytes; offsets come from the file and may be any number.
+fn has(bytes: u64, at: u64, end: u64) -> bool {
+    end.checked_sub(at).is_some_and(|left| left >= bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+fn u16_at<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
+    u16::from_le_bytes(number_at(bytes, at))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_le_bytes(number_at(bytes, at))
+}
+
+fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from_le_bytes(number_at(bytes, at))
+}
+
+/// Offsets are those of the layout above, which lie within what was read.
+fn number_at<const N: usize, const BYTES: usize>(bytes: &[u8; N], at: usize) -> [u8; BYTES] {
+    let number = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    number.copied().unwrap_or([0; BYTES])
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! private folder that is removed afterwards: metadata, interpreters, and libraries of GPU
 //! packages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -16,12 +17,16 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use super::{Request, discover as discover_below};
+use crate::probe::json::at;
 use validator_core::facts::{EnvironmentFacts, Facts, Reading};
 
 /// A metadata file larger than this is none.
 const METADATA_BYTES: u64 = 16 << 20;
 /// All that is unpacked of one image.
 const UNPACKED_BYTES: u64 = 24 << 30;
+/// As many links as the kernel follows on the way to one file.
+// Source: path_resolution(7), 40.
+const LINKS_MAXIMUM: u32 = 40;
 /// Manifests and configurations are small.
 const DOCUMENT_BYTES: u64 = 8 << 20;
 
@@ -164,11 +169,11 @@ impl Layout {
             "expected an OCI archive with index.json, or one of `docker save` with manifest.json"
         );
         let manifest = self.document("manifest.json")?;
-        let image = &manifest[0];
-        let configuration = image["Config"]
+        let image = at(&manifest, "/0");
+        let configuration = at(image, "/Config")
             .as_str()
             .context("manifest.json names no Config")?;
-        let layers = image["Layers"]
+        let layers = at(image, "/Layers")
             .as_array()
             .context("manifest.json names no Layers")?;
         let layers = layers
@@ -188,28 +193,28 @@ impl Layout {
         const NESTED_MAXIMUM: usize = 4;
         let mut document = self.document("index.json")?;
         for _ in 0..NESTED_MAXIMUM {
-            let Some(manifests) = document["manifests"].as_array() else {
+            let Some(manifests) = at(&document, "/manifests").as_array() else {
                 break;
             };
             let chosen =
                 choose(manifests).context("index.json names no image for this architecture")?;
             document = self.document(&blob(chosen)?)?;
         }
-        let layers = document["layers"]
+        let layers = at(&document, "/layers")
             .as_array()
             .context("the image's manifest names no layers")?;
         let layers: anyhow::Result<Vec<Descriptor>> = layers
             .iter()
             .map(|layer| {
                 Ok(Descriptor {
-                    digest: layer["digest"].as_str().unwrap_or_default().to_owned(),
+                    digest: at(layer, "/digest").as_str().unwrap_or_default().to_owned(),
                     path: blob(layer)?,
                 })
             })
             .collect();
         Ok(Image {
             layers: layers?,
-            variables: variables(&self.document(&blob(&document["config"])?)?),
+            variables: variables(&self.document(&blob(at(&document, "/config"))?)?),
         })
     }
 
@@ -217,7 +222,8 @@ impl Layout {
         let mut reader = BufReader::new(self.reader(&layer.path)?);
         let mut magic = [0; 4];
         let count = read_up_to(&mut reader, &mut magic)?;
-        let whole = std::io::Cursor::new(magic[..count].to_vec()).chain(reader);
+        let begin = magic.get(..count).unwrap_or_default().to_vec();
+        let whole = std::io::Cursor::new(begin).chain(reader);
         let plain: Box<dyn Read> = match magic {
             [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(whole)),
             [0x28, 0xb5, 0x2f, 0xfd] => Box::new(
@@ -236,8 +242,8 @@ impl Layout {
 
 fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut count = 0;
-    while count < buffer.len() {
-        match reader.read(&mut buffer[count..])? {
+    while let Some(rest) = buffer.get_mut(count..).filter(|it| !it.is_empty()) {
+        match reader.read(rest)? {
             0 => break,
             more => count += more,
         }
@@ -252,8 +258,8 @@ fn choose(manifests: &[Value]) -> Option<&Value> {
     } else {
         "amd64"
     };
-    let is_of = |it: &&Value| it["platform"]["architecture"].as_str() == Some(architecture);
-    let unnamed = |it: &&Value| it["platform"].is_null();
+    let is_of = |it: &&Value| at(it, "/platform/architecture").as_str() == Some(architecture);
+    let unnamed = |it: &&Value| at(it, "/platform").is_null();
     manifests
         .iter()
         .find(is_of)
@@ -262,7 +268,7 @@ fn choose(manifests: &[Value]) -> Option<&Value> {
 
 /// `blobs/sha256/…` of a descriptor.
 fn blob(descriptor: &Value) -> anyhow::Result<String> {
-    let digest = descriptor["digest"]
+    let digest = at(descriptor, "/digest")
         .as_str()
         .context("a descriptor has no digest")?;
     let (algorithm, hash) = digest
@@ -278,7 +284,7 @@ fn blob(descriptor: &Value) -> anyhow::Result<String> {
 
 /// `Env` of an image's configuration.
 fn variables(configuration: &Value) -> BTreeMap<String, String> {
-    let list = configuration["config"]["Env"].as_array();
+    let list = at(configuration, "/config/Env").as_array();
     let pairs = list
         .into_iter()
         .flatten()
@@ -324,7 +330,10 @@ fn unpack_entry(
         return Ok(());
     }
     if let Some(removed) = name.strip_prefix(".wh.") {
-        remove(&parent.join(removed));
+        // `.wh...` is no whiteout of the folder above.
+        if let Some(removed) = inside(Path::new(removed)) {
+            remove(&parent.join(removed));
+        }
         return Ok(());
     }
     let kind = entry.header().entry_type();
@@ -381,35 +390,35 @@ fn unpack_entry(
     Ok(())
 }
 
-/// The folder of a path below `to`; `None` where a part of it is no folder or a link that leads
-/// elsewhere.
+/// The folder of a file below `to`, with the image's links as they are meant below the image's
+/// root. Every folder on the way is checked before the next: the kernel follows no link, which
+/// may lead out of `to`.
 fn real_parent(to: &Path, path: &Path) -> Option<PathBuf> {
-    let mut parent = to.to_owned();
-    let parts: Vec<Component<'_>> = path.parent()?.components().collect();
-    for part in parts {
+    let mut links_left = LINKS_MAXIMUM;
+    let mut left: VecDeque<OsString> = path.parent()?.iter().map(OsStr::to_owned).collect();
+    let mut parent = PathBuf::new();
+    while let Some(part) = left.pop_front() {
         parent.push(part);
-        match std::fs::symlink_metadata(&parent) {
+        match std::fs::symlink_metadata(to.join(&parent)) {
             Ok(metadata) if metadata.is_dir() => {}
             // `lib` is a link to `usr/lib` in many images, and layers write below either name.
             Ok(metadata) if metadata.is_symlink() => {
-                let link = std::fs::read_link(&parent).ok()?;
-                let link = inside(&link)?;
-                parent.pop();
-                let base = to.join(&link);
-                parent = if base.is_dir() {
-                    base
+                links_left = links_left.checked_sub(1)?;
+                let link = std::fs::read_link(to.join(&parent)).ok()?;
+                if link.is_absolute() {
+                    parent.clear();
                 } else {
-                    parent.join(link)
-                };
-                if std::fs::symlink_metadata(&parent).is_ok_and(|it| !it.is_dir()) {
-                    return None;
+                    parent.pop();
+                }
+                for part in inside(&link)?.iter().rev() {
+                    left.push_front(part.to_owned());
                 }
             }
             Ok(_) => return None,
             Err(_) => {}
         }
     }
-    Some(parent)
+    Some(to.join(parent))
 }
 
 fn remove(path: &Path) {
@@ -531,5 +540,106 @@ impl UnpackFolder {
 impl Drop for UnpackFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    enum Entry<'e> {
+        File(&'e str),
+        Link(&'e str, &'e str),
+    }
+
+    /// Unpacks a layer into `image` in a scratch folder, beside which `host` lies with one file.
+    fn unpacked(entries: &[Entry<'_>]) -> tempfile::TempDir {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let (image, host) = (
+            scratch.path().join("image"),
+            scratch.path().join("host/below"),
+        );
+        std::fs::create_dir(&image).expect("a folder");
+        std::fs::create_dir_all(&host).expect("a folder");
+        std::fs::write(host.join("kept"), "kept").expect("a file");
+        let mut left = UNPACKED_BYTES;
+        for entry in entries {
+            let mut header = [0_u8; 512];
+            let (name, link, kind) = match entry {
+                Entry::File(name) => (*name, "", tar::EntryType::Regular),
+                Entry::Link(name, to) => (*name, *to, tar::EntryType::Symlink),
+            };
+            let host = host.parent().expect("a folder").display().to_string();
+            let link = link.replace("HOST", &host);
+            // Written by hand: the library refuses such names.
+            header[..name.len()].copy_from_slice(name.as_bytes());
+            header[157..157 + link.len()].copy_from_slice(link.as_bytes());
+            let mut header = tar::Header::from_byte_slice(&header).clone();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            header.set_cksum();
+            let mut archive = header.as_bytes().to_vec();
+            archive.extend([0; 1024]);
+            let mut archive = tar::Archive::new(&archive[..]);
+            for entry in archive.entries().expect("an archive") {
+                unpack_entry(&mut entry.expect("an entry"), &image, &mut left).expect("unpacked");
+            }
+        }
+        scratch
+    }
+
+    fn is_there(scratch: &tempfile::TempDir, path: &str) -> bool {
+        scratch.path().join(path).exists()
+    }
+
+    #[test]
+    fn links_lead_below_the_images_root() {
+        for link in ["usr/lib", "/usr/lib", "./usr/lib"] {
+            let scratch = unpacked(&[
+                Entry::File("usr/lib/version.txt"),
+                Entry::Link("lib", link),
+                Entry::File("lib/pyvenv.cfg"),
+            ]);
+            assert!(is_there(&scratch, "image/usr/lib/pyvenv.cfg"), "{link}");
+        }
+    }
+
+    #[test]
+    fn no_chain_of_links_leads_out_of_the_image() {
+        let scratch = unpacked(&[
+            Entry::Link("b", "HOST"),
+            Entry::Link("etc", "b/below"),
+            Entry::File("etc/forged"),
+            Entry::File("etc/.wh.kept"),
+            Entry::Link("up", "../host/below"),
+            Entry::File("up/version.txt"),
+        ]);
+        let names = std::fs::read_dir(scratch.path().join("host/below")).expect("a folder");
+        let names: Vec<_> = names.map(|it| it.expect("an entry").file_name()).collect();
+        assert_eq!(names, ["kept"]);
+    }
+
+    #[test]
+    fn links_in_a_circle_end() {
+        let scratch = unpacked(&[
+            Entry::Link("a", "b"),
+            Entry::Link("b", "a"),
+            Entry::File("a/version.txt"),
+        ]);
+        assert!(is_there(&scratch, "host/below/kept"));
+        assert!(!is_there(&scratch, "image/a/version.txt"));
+    }
+
+    #[test]
+    fn a_whiteout_removes_nothing_above_its_folder() {
+        let scratch = unpacked(&[
+            Entry::File("version.txt"),
+            Entry::File(".wh..."),
+            Entry::File(".wh.."),
+            Entry::File("etc/.wh..."),
+        ]);
+        assert!(is_there(&scratch, "host/below/kept"));
+        assert!(is_there(&scratch, "image/version.txt"));
     }
 }

@@ -31,6 +31,9 @@ const FAMILIES: [(&str, &str); 12] = [
 /// No library has more.
 const SYMBOLS_MAXIMUM: usize = 2_000_000;
 
+/// Far longer than any function's name: names that overlap would be read again and again.
+const NAME_BYTES_MAXIMUM: usize = 4096;
+
 /// What the linker reads of one file. Of symbols, those of [`FAMILIES`] alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Links {
@@ -114,6 +117,7 @@ fn read(cache: &ReadCache<File>) -> object::read::Result<Links> {
         let Some(name) = names.get(at..).filter(|it| is_of_a_family(it)) else {
             continue;
         };
+        let name = name.get(..NAME_BYTES_MAXIMUM).unwrap_or(name);
         let name = name.split(|it| *it == 0).next().unwrap_or_default();
         let Ok(name) = std::str::from_utf8(name) else {
             continue;

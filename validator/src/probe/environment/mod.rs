@@ -15,6 +15,23 @@ mod walk;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// An ELF file, and the metadata of packages.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod readers {
+    use std::path::Path;
+
+    pub(crate) fn elf(path: &Path) {
+        let _ = super::elf::is_elf(path);
+        let _ = super::elf::dynamic(path);
+        let _ = super::elf::device_code(path, "library.so");
+        let _ = super::links::links(path);
+    }
+
+    pub(crate) fn packages(bytes: &[u8]) {
+        super::packages::read_any(&String::from_utf8_lossy(bytes));
+    }
+}
+
 pub(crate) use proof::{ProofLimits, prove};
 
 use super::host::{LoaderPath, Sysroot, toolkits as host_toolkits};

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::super::host::Sysroot;
 use super::elf;
+use crate::probe::json::at;
 use validator_core::facts::{DefectKind, DeviceCode, EnvironmentDefect, PythonPackage, Reading};
 
 /// Packages of interest by their normalized names; a name that ends in `*` stands for all that
@@ -285,6 +286,17 @@ fn pins(metadata: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// The metadata of a package, as [`crate::fuzzing`] makes it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(text: &str) {
+    for (name, version) in pins(text) {
+        assert!(is_in(&name, &OF_INTEREST) && !version.contains(','));
+    }
+    let _ = assigned(text, "cuda").and_then(major_minor);
+    let _ = code_listed(dictionary_entry(text, "cuda_compute_capabilities"));
+    assert_eq!(normalized(&normalized(text)), normalized(text));
+}
+
 /// The text between the first pair of quotes after `name` and `=` or `:`.
 fn assigned<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| {
@@ -360,7 +372,7 @@ fn read_build(root: &Sysroot, folder: &str, metadata: &str, package: &mut Python
             let wheel = text("cupy/.data/_wheel.json").unwrap_or_default();
             let wheel: serde_json::Value = serde_json::from_str(&wheel).unwrap_or_default();
             // `13.x`: any CUDA of this major version.
-            let cuda = wheel["cuda"].as_str().map(|it| it.replace('x', "0"));
+            let cuda = at(&wheel, "/cuda").as_str().map(|it| it.replace('x', "0"));
             if let Some(cuda) = cuda.and_then(|it| major_minor(&it)) {
                 package.cuda = Reading::Value(cuda);
             }

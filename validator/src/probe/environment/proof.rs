@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use serde::Deserialize;
 
 use crate::probe::Interrupt;
+use crate::probe::json::at;
 use crate::worker::process::worker_program;
 use validator_core::environment::installed::packages_of;
 use validator_core::facts::{
@@ -100,7 +101,10 @@ pub(crate) fn prove(
     crate::threads::in_parallel(limits.in_parallel.min(tasks.len()), || {
         while let Some((index, framework, owner)) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
         {
-            let proof = prove_one(&pythons[*index], *framework, *owner, limits, interrupt);
+            let Some(python) = pythons.get(*index) else {
+                continue;
+            };
+            let proof = prove_one(python, *framework, *owner, limits, interrupt);
             let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
             results.push((*index, proof));
         }
@@ -108,7 +112,9 @@ pub(crate) fn prove(
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(index, proof)| (*index, proof.framework));
     for (index, proof) in results {
-        facts.pythons[index].proofs.push(proof);
+        if let Some(python) = facts.pythons.get_mut(index) {
+            python.proofs.push(proof);
+        }
     }
 }
 
@@ -376,7 +382,7 @@ fn keep_tail(mut from: impl Read, tail: &Mutex<VecDeque<u8>>) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        tail.extend(&buffer[..count]);
+        tail.extend(buffer.get(..count).unwrap_or_default());
         let excess = tail.len().saturating_sub(OUTPUT_BYTES);
         tail.drain(..excess);
     }
@@ -423,7 +429,7 @@ fn variables(environment: &PythonEnvironment, home: &Path) -> Vec<(String, Strin
         let state: serde_json::Value =
             serde_json::from_str(&state.unwrap_or_default()).unwrap_or_default();
         // What `conda env config vars set` keeps; scripts of activation are not run.
-        for (name, value) in state["env_vars"].as_object().into_iter().flatten() {
+        for (name, value) in at(&state, "/env_vars").as_object().into_iter().flatten() {
             if let Some(value) = value.as_str() {
                 variables.insert(name.clone(), value.to_owned());
             }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use super::super::host::Sysroot;
 use super::walk::Walk;
 use super::{Request, elf, packages};
+use crate::probe::json::at;
 use validator_core::facts::{
     DefectKind, EnvironmentDefect, PythonEnvironment, PythonEnvironmentKind as Kind, Reading,
 };
@@ -254,7 +255,8 @@ impl Search<'_> {
             .unwrap_or_default();
         let kernel: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         // A bare name is whatever the server's PATH has.
-        let Some(interpreter) = kernel["argv"][0].as_str().filter(|it| it.starts_with('/')) else {
+        let interpreter = at(&kernel, "/argv/0").as_str();
+        let Some(interpreter) = interpreter.filter(|it| it.starts_with('/')) else {
             return;
         };
         let prefix = prefix_of(interpreter);
@@ -501,8 +503,7 @@ fn read_packages(
     let mut folders = site_packages(root, found, version.as_deref(), request);
     let mut at = 0;
     let mut read: BTreeSet<String> = BTreeSet::new();
-    while at < folders.len() && at < 64 {
-        let folder = folders[at].clone();
+    while let Some(folder) = folders.get(at).filter(|_| at < 64).cloned() {
         at += 1;
         let Some(resolved) = root.resolve(&folder).filter(|it| read.insert(it.clone())) else {
             continue;

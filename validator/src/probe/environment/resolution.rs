@@ -223,7 +223,8 @@ pub(super) fn of_environment(
             for path in &paths {
                 process.open(path);
             }
-            let opens_wheels = name == Framework::Torch.name() && *library == libraries[0];
+            let opens_wheels =
+                name == Framework::Torch.name() && libraries.first() == Some(library);
             if opens_wheels && !paths.is_empty() {
                 process.preload();
             }

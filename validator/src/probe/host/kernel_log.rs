@@ -114,7 +114,9 @@ fn read_kmsg(path: &Path, deadline: Instant, interrupt: &Interrupt) -> Result<Ke
         }
         match file.read(&mut buffer) {
             Ok(0) => break,
-            Ok(count) => log.kmsg_record(&String::from_utf8_lossy(&buffer[..count])),
+            Ok(count) => log.kmsg_record(&String::from_utf8_lossy(
+                buffer.get(..count).unwrap_or_default(),
+            )),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             // The record was overwritten before it was read; the next read goes on after the gap,
             // which the sequence numbers show.
@@ -177,6 +179,22 @@ fn read_records(
             log.kmsg_record(text.trim_end_matches(['\n', '\r']));
         }
     }
+}
+
+/// Records and lines, as [`crate::fuzzing`] makes them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(bytes: &[u8]) -> [KernelLog; 2] {
+    let deadline = Instant::now() + SYSROOT_DEADLINE;
+    let (mut records, mut lines) = (LogReader::default(), LogReader::default());
+    let read = read_records(&mut records, bytes, deadline, &Interrupt::default());
+    assert_eq!(read, Ok(()), "memory is readable");
+    let text = String::from_utf8_lossy(bytes);
+    text.lines().for_each(|it| lines.timed_line(it));
+    let now = records.last_s;
+    [
+        records.finish(KernelLogSource::Kmsg, now),
+        lines.finish(KernelLogSource::Dmesg, now),
+    ]
 }
 
 fn from_journal(interrupt: &Interrupt) -> Option<KernelLog> {
@@ -275,7 +293,8 @@ impl LogReader {
         let continues = fields.next().is_some_and(|flags| flags.contains('+'));
         #[expect(clippy::cast_precision_loss, reason = "microseconds since boot")]
         let seconds = microseconds as f64 / 1e6;
-        if self.last_sequence.is_some_and(|last| sequence > last + 1) {
+        let is_after_a_gap = |last: u64| sequence.checked_sub(last).is_some_and(|it| it > 1);
+        if self.last_sequence.is_some_and(is_after_a_gap) {
             self.gap_until_s = Some(seconds);
         }
         self.first_sequence.get_or_insert(sequence);
@@ -298,7 +317,8 @@ impl LogReader {
         let Some((time, text)) = line.strip_prefix('[').and_then(|it| it.split_once("] ")) else {
             return;
         };
-        let Ok(seconds) = time.trim().parse::<f64>() else {
+        let seconds = time.trim().parse().ok();
+        let Some(seconds) = seconds.filter(|it: &f64| it.is_finite()) else {
             return;
         };
         let text = text
@@ -363,14 +383,14 @@ fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, others)) = rest.split_first() {
-        let escaped = rest
-            .strip_prefix(b"\\x")
-            .and_then(|digits| digits.get(..2))
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        if let Some(byte) = escaped {
+        let escaped = rest.strip_prefix(b"\\x").and_then(|rest| {
+            let (digits, rest) = rest.split_at_checked(2)?;
+            let digits = std::str::from_utf8(digits).ok()?;
+            Some((u8::from_str_radix(digits, 16).ok()?, rest))
+        });
+        if let Some((byte, others)) = escaped {
             bytes.push(byte);
-            rest = &rest[4..];
+            rest = others;
         } else {
             bytes.push(first);
             rest = others;

@@ -121,7 +121,7 @@ pub(crate) fn version_in_name(name: &str) -> Option<String> {
 /// number of entries, entries of 24 bytes, strings. Offsets count from the header. A file that is
 /// cut off or none of these gives what can be read of it.
 // Source: glibc, sysdeps/generic/dl-cache.h.
-fn parse_cache(bytes: &[u8]) -> Vec<(String, String)> {
+pub(super) fn parse_cache(bytes: &[u8]) -> Vec<(String, String)> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
     const HEADER_BYTES: usize = 48;
     const ENTRY_BYTES: usize = 24;
@@ -133,20 +133,20 @@ fn parse_cache(bytes: &[u8]) -> Vec<(String, String)> {
     else {
         return Vec::new();
     };
-    let bytes = &bytes[start..];
+    let bytes = bytes.get(start..).unwrap_or_default();
     let number = |at: usize| {
-        let four: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
+        let four: [u8; 4] = bytes.get(at..at.checked_add(4)?)?.try_into().ok()?;
         Some(u32::from_le_bytes(four))
     };
     let text = |offset: u32| {
         let rest = bytes.get(usize::try_from(offset).ok()?..)?;
         let end = rest.iter().position(|byte| *byte == 0)?;
-        String::from_utf8(rest[..end].to_vec()).ok()
+        String::from_utf8(rest.get(..end)?.to_vec()).ok()
     };
     let count = number(MAGIC.len()).unwrap_or(0) as usize;
     (0..count)
         .map_while(|index| {
-            let at = HEADER_BYTES + index * ENTRY_BYTES;
+            let at = HEADER_BYTES.checked_add(index.checked_mul(ENTRY_BYTES)?)?;
             Some((number(at)?, number(at + 4)?, number(at + 8)?))
         })
         .filter(|(flags, _, _)| MACHINES.contains(&(flags & 0xff00)))

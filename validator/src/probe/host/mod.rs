@@ -13,6 +13,13 @@ pub(super) mod toolkits;
 
 pub(crate) use loader::{LoaderPath, version_in_name};
 pub(crate) use sysroot::Sysroot;
+
+/// The kernel log, and the loader's cache.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn read_any(bytes: &[u8]) -> [KernelLog; 2] {
+    assert!(loader::parse_cache(bytes).len() <= bytes.len());
+    kernel_log::read_any(bytes)
+}
 #[cfg(test)]
 pub(crate) use sysroot::tests;
 

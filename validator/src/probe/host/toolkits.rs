@@ -2,6 +2,7 @@
 
 use super::loader::{LoaderPath, version_in_name};
 use super::sysroot::{Sysroot, file_name};
+use crate::probe::json::at;
 use validator_core::facts::{CudaCompatPackage, CudaToolkit, CudaToolkitKind, Reading};
 
 /// Where Python keeps packages; each `*` is one folder. Virtual environments elsewhere are found
@@ -86,7 +87,7 @@ pub(in crate::probe) fn cuda_toolkits(
                 toolkits.len() - 1
             })
         });
-        let Some(toolkit) = position.map(|it| &mut toolkits[it]) else {
+        let Some(toolkit) = position.and_then(|it| toolkits.get_mut(it)) else {
             continue;
         };
         if folder != toolkit.path && !toolkit.links.contains(&folder) {
@@ -158,7 +159,7 @@ fn version_of_runtime(root: &Sysroot, path: &str) -> Option<String> {
 /// `{"cuda": {"name": "CUDA SDK", "version": "12.8.1"}, …}`
 fn version_of_json(text: &str) -> Option<String> {
     let json: serde_json::Value = serde_json::from_str(text).ok()?;
-    let version = json["cuda"]["version"].as_str()?;
+    let version = at(&json, "/cuda/version").as_str()?;
     is_version(version).then(|| version.to_owned())
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::credentials::Credentials;
 use super::requests::ApiRequest;
 use crate::interrupt::Interrupt;
+use crate::probe::json::at;
 
 /// Retries of a GET after 429, a 5xx or a broken connection.
 const RETRIES_MAXIMUM: u32 = 3;
@@ -241,12 +242,15 @@ impl ApiClient {
                 page_query.push(("continue", &next));
             }
             let mut page = parse(target, &self.get_bytes(target, &page_query)?)?;
-            match page["items"].take() {
-                Value::Array(page_items) => items.extend(page_items),
-                Value::Null if page["kind"].as_str().is_some_and(|it| it.ends_with("List")) => {}
+            match page.get_mut("items").map(Value::take) {
+                Some(Value::Array(page_items)) => items.extend(page_items),
+                None | Some(Value::Null)
+                    if at(&page, "/kind")
+                        .as_str()
+                        .is_some_and(|it| it.ends_with("List")) => {}
                 _ => return Err(error(target, None, "the answer is not a list")),
             }
-            page["metadata"]["continue"]
+            at(&page, "/metadata/continue")
                 .as_str()
                 .unwrap_or_default()
                 .clone_into(&mut next);
@@ -501,7 +505,7 @@ pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
 fn refused(target: Target<'_>, status: u16, body: &[u8]) -> ApiError {
     let message = serde_json::from_slice::<Value>(body)
         .ok()
-        .and_then(|it| it["message"].as_str().map(str::to_owned))
+        .and_then(|it| at(&it, "/message").as_str().map(str::to_owned))
         .unwrap_or_default();
     let said = if message.is_empty() {
         String::new()
@@ -541,6 +545,16 @@ fn parse(target: Target<'_>, bytes: &[u8]) -> Result<Value, ApiError> {
     } else {
         Err(error(target, None, "the answer is not an object"))
     }
+}
+
+/// An answer, as [`crate::fuzzing`] makes it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(bytes: &[u8]) -> Option<Value> {
+    let target = Target::everywhere(super::requests::LIST_RUNTIME_CLASSES);
+    for status in [401, 403, 404, 409, 500] {
+        let _ = refused(target, status, bytes);
+    }
+    parse(target, bytes).ok()
 }
 
 /// Encodes what is not unreserved in a URL (RFC 3986, section 2.3).

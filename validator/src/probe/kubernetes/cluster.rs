@@ -8,6 +8,7 @@ use super::client::{ApiClient, ApiError, Target};
 use super::requests::{
     GET_NODE, GET_POD_LOG, LIST_DAEMON_SETS, LIST_EVENTS, LIST_PODS, LIST_RUNTIME_CLASSES,
 };
+use crate::probe::json::at;
 use validator_core::device_ids::RESOURCE_DOMAIN;
 use validator_core::facts::{
     ApiFacts, DaemonSetFacts, NodeCondition, NodeFacts, NodeTaint, PodFacts, Reading, Toleration,
@@ -62,26 +63,30 @@ fn node(
     let node = client
         .get(Target::object(GET_NODE, name))
         .map_err(|error| error.text)?;
+    node_facts(&node, asked_for)
+}
+
+fn node_facts(node: &Value, asked_for: &BTreeSet<&String>) -> Result<NodeFacts, String> {
     Ok(NodeFacts {
-        labels: kept_labels(&node, asked_for),
-        taints: array(&node["spec"]["taints"])
+        labels: kept_labels(node, asked_for),
+        taints: array(at(node, "/spec/taints"))
             .map(|it| NodeTaint {
-                key: text(&it["key"]),
-                value: text(&it["value"]),
-                effect: text(&it["effect"]),
+                key: text(at(it, "/key")),
+                value: text(at(it, "/value")),
+                effect: text(at(it, "/effect")),
             })
             .collect(),
-        unschedulable: node["spec"]["unschedulable"] == true,
-        conditions: array(&node["status"]["conditions"])
+        unschedulable: at(node, "/spec/unschedulable") == true,
+        conditions: array(at(node, "/status/conditions"))
             .map(|it| NodeCondition {
-                kind: text(&it["type"]),
-                status: text(&it["status"]),
-                reason: text(&it["reason"]),
-                message: text(&it["message"]),
+                kind: text(at(it, "/type")),
+                status: text(at(it, "/status")),
+                reason: text(at(it, "/reason")),
+                message: text(at(it, "/message")),
             })
             .collect(),
-        capacity: resources(&node["status"]["capacity"])?,
-        allocatable: resources(&node["status"]["allocatable"])?,
+        capacity: resources(at(node, "/status/capacity"))?,
+        allocatable: resources(at(node, "/status/allocatable"))?,
     })
 }
 
@@ -93,7 +98,7 @@ fn kept_labels(node: &Value, asked_for: &BTreeSet<&String>) -> BTreeMap<String, 
         "node.kubernetes.io/instance-type",
         "kubernetes.io/arch",
     ];
-    strings(&node["metadata"]["labels"])
+    strings(at(node, "/metadata/labels"))
         .into_iter()
         .filter(|(name, _)| {
             PREFIXES.iter().any(|it| name.starts_with(it)) || asked_for.contains(name)
@@ -117,7 +122,7 @@ fn runtime_classes(client: &ApiClient) -> Result<BTreeMap<String, String>, ApiEr
     let classes = client.list(Target::everywhere(LIST_RUNTIME_CLASSES), &[])?;
     Ok(classes
         .iter()
-        .map(|it| (text(&it["metadata"]["name"]), text(&it["handler"])))
+        .map(|it| (text(at(it, "/metadata/name")), text(at(it, "/handler"))))
         .collect())
 }
 
@@ -137,9 +142,9 @@ fn is_device_plugin(daemon_set: &Value) -> bool {
         "gpu-feature-discovery",
         "config-manager",
     ];
-    let name = text(&daemon_set["metadata"]["name"]);
+    let name = text(at(daemon_set, "/metadata/name"));
     let mut images =
-        array(&daemon_set["spec"]["template"]["spec"]["containers"]).map(|it| text(&it["image"]));
+        array(at(daemon_set, "/spec/template/spec/containers")).map(|it| text(at(it, "/image")));
     let is_plugin = name.contains("nvidia-device-plugin")
         || images.any(|image| image.contains("k8s-device-plugin"));
     is_plugin && !OTHERS.iter().any(|it| name.contains(it))
@@ -150,22 +155,22 @@ fn daemon_set(
     daemon_set: &Value,
     node_name: &str,
 ) -> Result<DaemonSetFacts, ApiError> {
-    let namespace = text(&daemon_set["metadata"]["namespace"]);
-    let uid = &daemon_set["metadata"]["uid"];
+    let namespace = text(at(daemon_set, "/metadata/namespace"));
+    let uid = at(daemon_set, "/metadata/uid");
     let is_of_it =
-        |pod: &&Value| array(&pod["metadata"]["ownerReferences"]).any(|it| it["uid"] == *uid);
-    let spec = &daemon_set["spec"]["template"]["spec"];
+        |pod: &&Value| array(at(pod, "/metadata/ownerReferences")).any(|it| at(it, "/uid") == uid);
+    let spec = at(daemon_set, "/spec/template/spec");
     Ok(DaemonSetFacts {
-        name: text(&daemon_set["metadata"]["name"]),
-        desired: count(&daemon_set["status"]["desiredNumberScheduled"]),
-        ready: count(&daemon_set["status"]["numberReady"]),
-        node_selector: strings(&spec["nodeSelector"]),
-        tolerations: array(&spec["tolerations"])
+        name: text(at(daemon_set, "/metadata/name")),
+        desired: count(at(daemon_set, "/status/desiredNumberScheduled")),
+        ready: count(at(daemon_set, "/status/numberReady")),
+        node_selector: strings(at(spec, "/nodeSelector")),
+        tolerations: array(at(spec, "/tolerations"))
             .map(|it| Toleration {
-                key: text(&it["key"]),
-                operator: text(&it["operator"]),
-                value: text(&it["value"]),
-                effect: text(&it["effect"]),
+                key: text(at(it, "/key")),
+                operator: text(at(it, "/operator")),
+                value: text(at(it, "/value")),
+                effect: text(at(it, "/effect")),
             })
             .collect(),
         pods: pods_on(client, &namespace, node_name)?
@@ -179,22 +184,22 @@ fn daemon_set(
 
 /// A pod; its log and events are read only where it is not ready.
 fn pod_facts(client: &ApiClient, namespace: &str, pod: &Value) -> PodFacts {
-    let name = text(&pod["metadata"]["name"]);
-    let statuses = || array(&pod["status"]["containerStatuses"]);
-    let ready = array(&pod["status"]["conditions"])
-        .any(|it| it["type"] == "Ready" && it["status"] == "True");
+    let name = text(at(pod, "/metadata/name"));
+    let statuses = || array(at(pod, "/status/containerStatuses"));
+    let ready = array(at(pod, "/status/conditions"))
+        .any(|it| at(it, "/type") == "Ready" && at(it, "/status") == "True");
     let mut facts = PodFacts {
-        phase: text(&pod["status"]["phase"]),
+        phase: text(at(pod, "/status/phase")),
         ready,
         waiting: waiting(pod),
-        restarts: statuses().map(|it| count(&it["restartCount"])).sum(),
+        restarts: sum(statuses().map(|it| count(at(it, "/restartCount")))),
         log_tail: Reading::NotSupported,
         events: Reading::NotSupported,
         name,
     };
     if !ready {
         // The last run of a container that is not running now has the reason.
-        let is_running = statuses().any(|it| it["state"]["running"].is_object());
+        let is_running = statuses().any(|it| at(it, "/state/running").is_object());
         facts.log_tail = log_tail(
             client,
             namespace,
@@ -220,15 +225,15 @@ pub(super) fn waiting(pod: &Value) -> Vec<String> {
             format!("{reason}: {message}")
         }
     };
-    let status = &pod["status"];
-    let of_containers = array(&status["initContainerStatuses"])
-        .chain(array(&status["containerStatuses"]))
-        .map(|it| &it["state"]["waiting"])
+    let status = at(pod, "/status");
+    let of_containers = array(at(status, "/initContainerStatuses"))
+        .chain(array(at(status, "/containerStatuses")))
+        .map(|it| at(it, "/state/waiting"))
         .filter(|it| it.is_object())
-        .map(|it| with_message(&it["reason"], &it["message"]));
-    let unscheduled = array(&status["conditions"])
-        .filter(|it| it["type"] == "PodScheduled" && it["status"] == "False")
-        .map(|it| with_message(&it["reason"], &it["message"]));
+        .map(|it| with_message(at(it, "/reason"), at(it, "/message")));
+    let unscheduled = array(at(status, "/conditions"))
+        .filter(|it| at(it, "/type") == "PodScheduled" && at(it, "/status") == "False")
+        .map(|it| with_message(at(it, "/reason"), at(it, "/message")));
     of_containers.chain(unscheduled).collect()
 }
 
@@ -260,9 +265,9 @@ pub(super) fn events(
         &[("fieldSelector", &selector)],
     )?;
     let time = |event: &Value| {
-        let last = text(&event["lastTimestamp"]);
+        let last = text(at(event, "/lastTimestamp"));
         if last.is_empty() {
-            text(&event["eventTime"])
+            text(at(event, "/eventTime"))
         } else {
             last
         }
@@ -270,7 +275,7 @@ pub(super) fn events(
     events.sort_by_key(time);
     let newest = events.iter().rev().take(EVENTS).rev();
     Ok(newest
-        .map(|it| format!("{}: {}", text(&it["reason"]), text(&it["message"])))
+        .map(|it| format!("{}: {}", text(at(it, "/reason")), text(at(it, "/message"))))
         .collect())
 }
 
@@ -288,6 +293,23 @@ pub(super) fn text(value: &Value) -> String {
 
 fn count(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
+}
+
+/// The API server may return any numbers.
+fn sum(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
+/// An object of the API server, as [`crate::fuzzing`] makes it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(object: &Value) {
+    let _ = node_facts(object, &BTreeSet::new());
+    let _ = is_device_plugin(object);
+    let restarts = array(at(object, "/status/containerStatuses"));
+    let _ = sum(restarts.map(|it| count(at(it, "/restartCount"))));
+    for text in waiting(object) {
+        assert!(text.chars().count() <= 2 * TEXT_CHARACTERS_MAXIMUM + 2);
+    }
 }
 
 fn strings(value: &Value) -> BTreeMap<String, String> {

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::interrupt::Interrupt;
+use crate::probe::json::at;
 use crate::worker::listener::{ConversationEnd, read_output};
 use crate::worker::process::{ProcessEnd, WorkerProcess};
 
@@ -238,41 +239,59 @@ fn from_kubeconfig(
             .map_err(|error| format!("{} is no kubeconfig: {error}", path.display()))?;
         files.push((path.as_path(), config));
     }
-    let names = || {
-        let names: Vec<String> = wanted
-            .kubeconfig
-            .iter()
-            .map(|it| it.display().to_string())
-            .collect();
-        names.join(", ")
-    };
-    let context_name = wanted
-        .context
-        .clone()
-        .or_else(|| {
-            let current = files.iter().map(|(_, it)| &it.current_context);
-            current.into_iter().find(|it| !it.is_empty()).cloned()
-        })
-        .ok_or_else(|| format!("{} names no current-context", names()))?;
-    let (_, context) = find(&files, |it| &it.contexts, &context_name)
-        .ok_or_else(|| format!("{} has no context `{context_name}`", names()))?;
-    let context = context.context.clone();
-    let (cluster_path, cluster) = find(&files, |it| &it.clusters, &context.cluster)
-        .ok_or_else(|| format!("{} has no cluster `{}`", names(), context.cluster))?;
-    let (user_path, user) = find(&files, |it| &it.users, &context.user)
-        .ok_or_else(|| format!("{} has no user `{}`", names(), context.user))?;
-    let mut credentials = of_cluster(cluster_path, &cluster.cluster, wanted.allow_insecure)?;
-    add_user(
-        &mut credentials,
-        user_path,
-        &user.user,
-        &cluster.cluster,
-        interrupt,
-    )?;
+    let ((cluster_path, cluster), (user_path, user)) = chosen(&files, wanted.context.as_deref())?;
+    let mut credentials = of_cluster(cluster_path, cluster, wanted.allow_insecure)?;
+    add_user(&mut credentials, user_path, user, cluster, interrupt)?;
     Ok(credentials)
 }
 
 type Files<'a> = Vec<(&'a Path, Kubeconfig)>;
+
+/// Cluster and user of the context, each with its file.
+type Chosen<'a> = ((&'a Path, &'a Cluster), (&'a Path, &'a User));
+
+fn chosen<'a>(files: &'a Files<'a>, context: Option<&str>) -> Result<Chosen<'a>, String> {
+    let names = || {
+        let names = files.iter().map(|(path, _)| path.display().to_string());
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let current = || {
+        let mut current = files.iter().map(|(_, it)| it.current_context.as_str());
+        current.find(|it| !it.is_empty())
+    };
+    let context_name = context
+        .or_else(current)
+        .ok_or_else(|| format!("{} names no current-context", names()))?;
+    let (_, context) = find(files, |it| &it.contexts, context_name)
+        .ok_or_else(|| format!("{} has no context `{context_name}`", names()))?;
+    let context = &context.context;
+    let (cluster_path, cluster) = find(files, |it| &it.clusters, &context.cluster)
+        .ok_or_else(|| format!("{} has no cluster `{}`", names(), context.cluster))?;
+    let (user_path, user) = find(files, |it| &it.users, &context.user)
+        .ok_or_else(|| format!("{} has no user `{}`", names(), context.user))?;
+    Ok(((cluster_path, &cluster.cluster), (user_path, &user.user)))
+}
+
+/// A kubeconfig, as [`crate::fuzzing`] makes it: no file that it names is read, and no program
+/// started.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(text: &str) {
+    let Ok(config) = serde_yaml::from_str::<Kubeconfig>(text) else {
+        return;
+    };
+    let files = vec![(Path::new("kubeconfig"), config)];
+    let Ok(((path, cluster), (_, user))) = chosen(&files, None) else {
+        return;
+    };
+    if let Some(exec) = &user.exec {
+        let _ = exec_info(exec, cluster);
+    }
+    if cluster.certificate_authority.is_none() {
+        let refused = of_cluster(path, cluster, false);
+        let insecure = cluster.insecure_skip_tls_verify || cluster.server.starts_with("http:");
+        assert!(!insecure || refused.is_err(), "{}", cluster.server);
+    }
+}
 
 fn find<'a, T>(
     files: &'a Files<'a>,
@@ -415,7 +434,7 @@ fn add_exec(
     interrupt: &Interrupt,
 ) -> Result<(), String> {
     let answer = run_exec(path, exec, cluster, interrupt)?;
-    let status = &answer["status"];
+    let status = at(&answer, "/status");
     let text = |name: &str| status[name].as_str().filter(|it| !it.is_empty());
     let token = text("token");
     let identity = text("clientCertificateData").zip(text("clientKeyData"));
@@ -505,13 +524,17 @@ fn run_exec(
 
 /// The information about its caller that an exec plugin gets.
 fn exec_info(exec: &Exec, cluster: &Cluster) -> String {
-    let mut spec = serde_json::json!({"interactive": false});
-    if exec.provide_cluster_info {
-        spec["cluster"] = serde_json::json!({
-            "server": cluster.server,
-            "certificate-authority-data": cluster.certificate_authority_data,
-        });
-    }
+    let spec = if exec.provide_cluster_info {
+        serde_json::json!({
+            "interactive": false,
+            "cluster": {
+                "server": cluster.server,
+                "certificate-authority-data": cluster.certificate_authority_data,
+            },
+        })
+    } else {
+        serde_json::json!({"interactive": false})
+    };
     serde_json::json!({
         "apiVersion": exec.api_version,
         "kind": "ExecCredential",

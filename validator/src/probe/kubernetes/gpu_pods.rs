@@ -12,6 +12,7 @@ use super::client::{ApiClient, ApiError, Target, wait_unless_interrupted};
 use super::cluster::{array, events, log_tail, text, waiting};
 use super::requests::{CREATE_POD, DELETE_PODS, GET_POD_LOG, LIST_PODS};
 use crate::interrupt::Interrupt;
+use crate::probe::json::at;
 use validator_core::facts::{Facts, GpuPod, GpuPodEnd, GpuPods};
 
 const LABEL_NAME: &str = "app.kubernetes.io/name";
@@ -246,8 +247,9 @@ fn pod(order: &GpuPodOrder, run_id: &str, name: &str) -> Value {
             }],
         },
     });
-    if let Some(class) = &order.runtime_class {
-        pod["spec"]["runtimeClassName"] = json!(class);
+    let spec = pod.get_mut("spec").and_then(Value::as_object_mut);
+    if let Some((spec, class)) = spec.zip(order.runtime_class.as_ref()) {
+        spec.insert("runtimeClassName".to_owned(), json!(class));
     }
     pod
 }
@@ -281,7 +283,7 @@ fn follow(
             }
             let pod = listed
                 .iter()
-                .find(|it| it["metadata"]["name"] == name.as_str());
+                .find(|it| at(it, "/metadata/name") == name.as_str());
             let patience = Patience {
                 of_scheduler: waited >= UNSCHEDULABLE_PATIENCE,
                 altogether: waited >= order.deadline,
@@ -312,26 +314,32 @@ fn pod_end(pod: Option<&Value>, resource: &str, patience: Patience) -> Option<Gp
             "the pod was removed by another client".to_owned(),
         ));
     };
-    let status = &pod["status"];
-    let said = || format!("{} {}", text(&status["reason"]), text(&status["message"]));
-    let terminated = array(&status["containerStatuses"])
-        .map(|it| &it["state"]["terminated"])
+    let status = at(pod, "/status");
+    let said = || {
+        format!(
+            "{} {}",
+            text(at(status, "/reason")),
+            text(at(status, "/message"))
+        )
+    };
+    let terminated = array(at(status, "/containerStatuses"))
+        .map(|it| at(it, "/state/terminated"))
         .find(|it| it.is_object());
-    match status["phase"].as_str() {
+    match at(status, "/phase").as_str() {
         Some("Succeeded") => return Some(GpuPodEnd::Finished),
         Some("Failed") => {
             // The kubelet refuses a pod when others took the device between its scheduling and its
             // start.
-            let reason = text(&status["reason"]);
+            let reason = text(at(status, "/reason"));
             if reason.starts_with("OutOf") && reason.contains(resource) {
                 return Some(GpuPodEnd::Busy(said()));
             }
             let exit = terminated.map_or_else(said, |it| {
-                let message = text(&it["message"]);
+                let message = text(at(it, "/message"));
                 format!(
                     "the container ended with exit code {} ({}) {message}",
-                    it["exitCode"],
-                    text(&it["reason"])
+                    at(it, "/exitCode"),
+                    text(at(it, "/reason"))
                 )
             });
             return Some(GpuPodEnd::Failed(exit.trim().to_owned()));
@@ -353,7 +361,7 @@ fn pod_end(pod: Option<&Value>, resource: &str, patience: Patience) -> Option<Gp
     if !patience.altogether {
         return None;
     }
-    let phase = text(&status["phase"]);
+    let phase = text(at(status, "/phase"));
     Some(if phase == "Running" {
         GpuPodEnd::Failed("it ran until time was up".to_owned())
     } else if waiting.is_empty() {
@@ -413,17 +421,32 @@ fn read_pod(
     pod
 }
 
+/// A pod of the API server and a log, as [`crate::fuzzing`] makes them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(pod: &Value, log: &str) {
+    for altogether in [false, true] {
+        let patience = Patience {
+            of_scheduler: altogether,
+            altogether,
+        };
+        let end = pod_end(Some(pod), "nvidia.com/gpu", patience);
+        assert!(end.is_some() || !altogether, "it is awaited for ever");
+    }
+    let _ = facts_in(log);
+}
+
 /// The facts in a log, where warnings on standard error may stand around them.
 fn facts_in(log: &str) -> Result<Facts, String> {
     let lines: Vec<&str> = log.lines().collect();
     let begin = lines.iter().position(|it| *it == "{");
     let end = lines.iter().rposition(|it| *it == "}");
-    match (begin, end) {
-        (Some(begin), Some(end)) if begin < end => {
-            Facts::from_json(lines[begin..=end].join("\n").as_bytes())
-                .map_err(|error| format!("the pod's log holds no facts: {error:#}"))
-        }
-        _ => Err(format!(
+    let document = begin
+        .zip(end)
+        .and_then(|(begin, end)| lines.get(begin..=end));
+    match document {
+        Some(document) => Facts::from_json(document.join("\n").as_bytes())
+            .map_err(|error| format!("the pod's log holds no facts: {error:#}")),
+        None => Err(format!(
             "the pod's log holds no facts; it begins with `{}`",
             lines.first().unwrap_or(&"")
         )),

@@ -194,8 +194,12 @@ fn allocatable(question: &KubeletQuestion<'_>, runtime: &Runtime) -> Result<Reso
         let answer = client.get_allocatable_resources(request);
         within(question, "GetAllocatableResources", answer).await
     })?;
+    Ok(gpus_of(answer.into_inner()))
+}
+
+fn gpus_of(answer: podresources::AllocatableResourcesResponse) -> Resources {
     let mut resources: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for devices in answer.into_inner().devices {
+    for devices in answer.devices {
         if device_ids::are_gpus(&devices.resource_name, &devices.device_ids) {
             // The kubelet gives one entry a NUMA node.
             resources
@@ -204,10 +208,10 @@ fn allocatable(question: &KubeletQuestion<'_>, runtime: &Runtime) -> Result<Reso
                 .extend(devices.device_ids);
         }
     }
-    Ok(resources
+    resources
         .into_iter()
         .map(|(name, ids)| (name, ids.into_iter().collect()))
-        .collect())
+        .collect()
 }
 
 fn assignments(
@@ -221,8 +225,12 @@ fn assignments(
         let answer = client.list(podresources::ListPodResourcesRequest {});
         within(question, "List", answer).await
     })?;
+    Ok(assigned_by(answer.into_inner()))
+}
+
+fn assigned_by(answer: podresources::ListPodResourcesResponse) -> Vec<DeviceAssignment> {
     let mut assignments = Vec::new();
-    for pod in answer.into_inner().pod_resources {
+    for pod in answer.pod_resources {
         for container in pod.containers {
             for (resource, device_ids) in devices_of(&container) {
                 assignments.push(DeviceAssignment {
@@ -235,7 +243,21 @@ fn assignments(
             }
         }
     }
-    Ok(assignments)
+    assignments
+}
+
+/// Messages of the kubelet and of device plugins, as [`crate::fuzzing`] makes them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn read_any(bytes: &[u8]) {
+    use prost::Message as _;
+    if let Ok(answer) = podresources::AllocatableResourcesResponse::decode(bytes) {
+        let _ = gpus_of(answer);
+    }
+    if let Ok(answer) = podresources::ListPodResourcesResponse::decode(bytes) {
+        let assignments = assigned_by(answer);
+        assert!(assignments.len() <= bytes.len());
+    }
+    let _ = deviceplugin::ListAndWatchResponse::decode(bytes);
 }
 
 /// NVIDIA's devices of a container: a device plugin's by resource, those of dynamic resource

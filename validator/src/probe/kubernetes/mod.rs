@@ -14,6 +14,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What the kubelet, the API server and a kubeconfig may hold.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod readers {
+    pub(crate) fn grpc(bytes: &[u8]) {
+        super::kubelet::read_any(bytes);
+    }
+
+    pub(crate) fn api(bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes);
+        if let Some(object) = super::client::read_any(bytes) {
+            super::cluster::read_any(&object);
+            super::gpu_pods::read_any(&object, &text);
+        }
+    }
+
+    pub(crate) fn kubeconfig(bytes: &[u8]) {
+        super::credentials::read_any(&String::from_utf8_lossy(bytes));
+    }
+}
+
 pub(crate) use requests::{
     GET_NODE, PATCH_NODE, PATCH_NODE_STATUS, Purpose, device_taint_rules, kinds_of_resource_group,
     role_yaml,

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::CallInFlight;
 use super::protocol::{Message, SkippedCall};
+use crate::probe::json::at;
 use validator_core::facts::{Facts, GpuFacts, NvmlFacts};
 
 /// More GPUs than this are not in one machine; a greater number is a broken library's.
@@ -71,7 +72,7 @@ impl Collected {
         match message {
             Message::Nvml { field, value } => {
                 if field == "gpu_count" {
-                    let count = value["value"].as_u64().unwrap_or(0).min(GPUS_MAXIMUM);
+                    let count = at(&value, "/value").as_u64().unwrap_or(0).min(GPUS_MAXIMUM);
                     let count = usize::try_from(count).unwrap_or_default();
                     self.gpus.resize(count.max(self.gpus.len()), Fields::new());
                 }

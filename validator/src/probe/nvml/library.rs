@@ -820,6 +820,6 @@ fn text(fill: impl FnOnce(*mut c_char, c_uint) -> nvmlReturn_t) -> Result<String
     let mut buffer = [0u8; 256];
     // NVML gets the size less one byte, so that the last one stays NUL in any case.
     checked(fill(buffer.as_mut_ptr().cast(), 255))?;
-    let end = buffer.iter().position(|byte| *byte == 0).unwrap_or(0);
-    Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
+    let text = buffer.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
 }

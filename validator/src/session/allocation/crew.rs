@@ -12,6 +12,7 @@ use super::{Gpu, planned};
 use crate::interrupt::Interrupt;
 use crate::plan::{AllocationOptions, AllocationProgress, MemoryShare};
 use crate::probe::ProbeOptions;
+use crate::probe::json::at;
 use crate::worker::listener::{ReportEnd, Reported};
 use crate::worker::protocol::{Message, RUN, STANDING_BY};
 use crate::workload::allocation::AllocationTask;
@@ -212,11 +213,13 @@ impl Follower for WorkerFollower {
                 self.shared.stands_by.store(true, Ordering::Release);
             }
             Message::Field { name, value } if name == RUN => {
-                let detail = &value["detail"][ALLOCATION];
+                let detail = value.get("detail").and_then(|it| it.get(ALLOCATION));
+                let detail = detail.unwrap_or(&serde_json::Value::Null);
                 let count = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
-                let failures = detail["failures"].as_object().into_iter().flatten();
-                let failures = failures.map(|(_, value)| count(value)).sum();
-                let operations = count(&detail["operations"]);
+                let failures = at(detail, "/failures").as_object().into_iter().flatten();
+                let failures = failures.map(|(_, value)| count(value));
+                let failures = failures.fold(0, u64::saturating_add);
+                let operations = count(at(detail, "/operations"));
                 self.shared.operations.store(operations, Ordering::Relaxed);
                 self.shared.failures.store(failures, Ordering::Relaxed);
             }

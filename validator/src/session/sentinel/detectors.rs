@@ -142,7 +142,9 @@ impl References {
             let Ok(length) = file.read_at(&mut text, 0) else {
                 return true;
             };
-            let count = std::str::from_utf8(&text[..length]).ok();
+            let count = text
+                .get(..length)
+                .and_then(|it| std::str::from_utf8(it).ok());
             if let Some(count) = count.and_then(|it| it.trim().parse().ok()) {
                 if before.is_some_and(|it| count > it)
                     && !tell(&self.events, "the reference count of nvidia-uvm grew")

@@ -86,7 +86,8 @@ impl Published {
                 ..GpuStatus::default()
             });
         }
-        &mut self.status.gpus[at]
+        let gpu = self.status.gpus.get_mut(at);
+        gpu.expect("positions are those of GPUs that were added")
     }
 
     pub(super) fn take_run(&mut self, uuid: &str, run: &WorkloadRun) {

@@ -181,7 +181,7 @@ fn links_of(states: &[Option<u32>]) -> Vec<NvLink> {
         .rposition(Option::is_some)
         .map_or(0, |it| it + 1);
     (0..)
-        .zip(&states[..count])
+        .zip(states.iter().take(count))
         .map(|(link, state)| NvLink {
             link,
             active: state.is_some_and(|it| NVLINK_USABLE_STATES.contains(&it)),

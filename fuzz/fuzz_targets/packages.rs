@@ -1,0 +1,9 @@
+//! The metadata of Python packages.
+//!
+//! `cargo +nightly fuzz run --features validator packages -- -timeout=10 -rss_limit_mb=1024`
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| validator::fuzzing::packages(bytes));
