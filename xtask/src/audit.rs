@@ -19,9 +19,10 @@ fn crates_of_the_binary() -> BTreeSet<Crate> {
     let cargo = workspace::cargo();
     let mut crates = BTreeSet::new();
     for triple in TRIPLES {
+        let format = "{p}";
         let tree = cmd!(
             shell,
-            "{cargo} tree --locked --package validator --edges normal,no-proc-macro --target {triple} --prefix none --format {{p}}"
+            "{cargo} tree --locked --package gpu-validator --edges normal,no-proc-macro --target {triple} --prefix none --format {format}"
         );
         let tree = tree.quiet().read().expect("cargo lists what it builds");
         // `rustix v1.1.6`; those of this workspace are followed by their folder.

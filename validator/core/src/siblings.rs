@@ -69,6 +69,29 @@ impl<'f, T: Copy + Ord> Top<'f, T> {
     }
 }
 
+/// All figures of the GPUs of each product name, in ascending order.
+#[derive(Debug)]
+pub(crate) struct Sorted<'f, T>(HashMap<&'f Reading<String>, Vec<T>>);
+
+impl<'f, T: Copy + Ord> Sorted<'f, T> {
+    pub(crate) fn of<I: IntoIterator<Item = T>>(
+        facts: &'f Facts,
+        figures: impl Fn(&'f GpuFacts) -> I,
+    ) -> Self {
+        let mut of_names: HashMap<&'f Reading<String>, Vec<T>> = HashMap::new();
+        for gpu in &facts.gpus {
+            of_names.entry(&gpu.name).or_default().extend(figures(gpu));
+        }
+        of_names.values_mut().for_each(|it| it.sort_unstable());
+        Self(of_names)
+    }
+
+    /// Those of the GPUs with the name of this one.
+    pub(crate) fn alike(&self, gpu: &GpuFacts) -> &[T] {
+        self.0.get(&gpu.name).map_or(&[], Vec::as_slice)
+    }
+}
+
 /// How many GPUs have each product name.
 #[derive(Debug)]
 pub(crate) struct NameCounts<'f> {

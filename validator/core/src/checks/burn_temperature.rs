@@ -24,18 +24,19 @@
 //! (`tests/facts`).
 
 use crate::burned;
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::facts::{Facts, GpuFacts, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::Sorted;
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
     id: "burn_temperature",
     stage: Stage::Load,
     level: Level::Standard,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
@@ -49,7 +50,21 @@ const ABOVE_THE_OTHERS_MAXIMUM_C: f64 = 20.0;
 /// The median of fewer is no measure of what is common.
 const OTHERS_MINIMUM: usize = 3;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let hottest = Sorted::of(facts, |gpu| {
+        let (run, log) = burned::sensors_of(gpu, facts, profile).ok()?;
+        let samples = burned::samples_under_load(run, log).ok()?;
+        samples.iter().filter_map(|it| it.gpu_c).max()
+    });
+    Box::new(move |gpu| judge(gpu, facts, profile, &hottest))
+}
+
+fn judge(
+    gpu: &GpuFacts,
+    facts: &Facts,
+    profile: &Profile,
+    hottest_of_all: &Sorted<'_, i32>,
+) -> Judgement {
     let (run, log) = burned::sensors_of(gpu, facts, profile)?;
     let samples = burned::samples_under_load(run, log)?;
     let limits = gpu.temperature.value();
@@ -87,27 +102,14 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
                 )
             },
         )),
-        against_the_others(gpu_c, gpu, facts, profile),
+        against_the_others(gpu_c, gpu, hottest_of_all),
     ])
 }
 
-fn against_the_others(degrees: i32, gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
-    let hottest_of = |other: &GpuFacts| {
-        let (run, log) = burned::sensors_of(other, facts, profile).ok()?;
-        let samples = burned::samples_under_load(run, log).ok()?;
-        samples.iter().filter_map(|it| it.gpu_c).max()
-    };
-    let mut others: Vec<f64> = facts
-        .gpus
-        .iter()
-        .filter(|it| it.name == gpu.name && it.uuid != gpu.uuid)
-        .filter_map(hottest_of)
-        .map(f64::from)
-        .collect();
-    let count = others.len();
-    let median = burned::median(&mut others).filter(|_| count >= OTHERS_MINIMUM);
-    let objection = median.filter(|it| f64::from(degrees) - it > ABOVE_THE_OTHERS_MAXIMUM_C);
-    let Some(median) = objection else {
+fn against_the_others(degrees: i32, gpu: &GpuFacts, hottest: &Sorted<'_, i32>) -> Judgement {
+    let objection = median_of_others(hottest.alike(gpu), degrees)
+        .filter(|(_, median)| f64::from(degrees) - median > ABOVE_THE_OTHERS_MAXIMUM_C);
+    let Some((count, median)) = objection else {
         return Err(Outcome::skip(
             "other GPUs of this model are not much cooler",
         ));
@@ -121,6 +123,16 @@ fn against_the_others(degrees: i32, gpu: &GpuFacts, facts: &Facts, profile: &Pro
     ))
     .observed(format!("{degrees} °C"))
     .remedy(REMEDY))
+}
+
+/// Number and median of sorted temperatures without one of `own`; `None` of too few.
+fn median_of_others(sorted: &[i32], own: i32) -> Option<(usize, f64)> {
+    let place = sorted.binary_search(&own).unwrap_or(sorted.len());
+    let count = sorted.len() - usize::from(place < sorted.len());
+    let other = |index: usize| sorted.get(index + usize::from(index >= place));
+    let [lower, upper] = [count.checked_sub(1)? / 2, count / 2].map(other);
+    let median = f64::midpoint(f64::from(*lower?), f64::from(*upper?));
+    (count >= OTHERS_MINIMUM).then_some((count, median))
 }
 
 /// `fails_from` and `warns_from` are the first degrees that are too many.

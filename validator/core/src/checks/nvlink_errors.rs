@@ -32,18 +32,19 @@
 //! fails here: <https://github.com/aws/eks-node-monitoring-agent/pull/261>. The numbers for CRC errors
 //! are this project's own: healthy links of one machine differ by a factor of seven.
 
-use crate::check::{Check, Judge};
+use crate::check::{Check, Judge, JudgeGpu};
 use crate::facts::{Facts, GpuFacts, NvLink};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::siblings::Sorted;
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
     id: "nvlink_errors",
     stage: Stage::Gpu,
     level: Level::Quick,
-    judge: Judge::EachGpu(judge),
+    judge: Judge::EachGpuAmongAll(among_all),
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html",
 };
 
@@ -75,7 +76,15 @@ const JUDGED: [Kind; 3] = [
 const CRC_ERRORS_MINIMUM: u64 = 10_000;
 const CRC_ERRORS_OF_THE_MEDIAN: u64 = 100;
 
-fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
+fn among_all<'f>(facts: &'f Facts, profile: &'f Profile) -> JudgeGpu<'f> {
+    let crc_errors_of_all = Sorted::of(facts, |gpu| {
+        let links = gpu.nvlinks.value().into_iter().flatten();
+        links.filter(|it| it.active).filter_map(crc_errors)
+    });
+    Box::new(move |gpu| judge(gpu, profile, &crc_errors_of_all))
+}
+
+fn judge(gpu: &GpuFacts, profile: &Profile, crc_errors_of_all: &Sorted<'_, u64>) -> Judgement {
     let links = gpu.nvlinks.applicable("NVLink")?;
     let active: Vec<&NvLink> = links.iter().filter(|it| it.active).collect();
     if active.is_empty() {
@@ -114,7 +123,7 @@ fn judge(gpu: &GpuFacts, facts: &Facts, profile: &Profile) -> Judgement {
     });
     let objections = objections
         .flatten()
-        .chain(judge_crc_errors(gpu, &active, facts));
+        .chain(judge_crc_errors(&active, crc_errors_of_all.alike(gpu)));
     worst_of(std::iter::once(right).chain(objections).map(Ok))
 }
 
@@ -123,15 +132,7 @@ fn crc_errors(link: &NvLink) -> Option<u64> {
 }
 
 /// Links that have far more CRC errors than the others of this model in the machine.
-fn judge_crc_errors(gpu: &GpuFacts, active: &[&NvLink], facts: &Facts) -> Option<Outcome> {
-    let alike = facts.gpus.iter().filter(|it| it.name == gpu.name);
-    let mut counts: Vec<u64> = alike
-        .filter_map(|it| it.nvlinks.value())
-        .flatten()
-        .filter(|it| it.active)
-        .filter_map(crc_errors)
-        .collect();
-    counts.sort_unstable();
+fn judge_crc_errors(active: &[&NvLink], counts: &[u64]) -> Option<Outcome> {
     let median = *counts.get(counts.len() / 2)?;
     let limit = CRC_ERRORS_MINIMUM.max(median.saturating_mul(CRC_ERRORS_OF_THE_MEDIAN));
     let bad: Vec<String> = active
