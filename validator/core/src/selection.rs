@@ -143,10 +143,10 @@ fn is_at(gpu: &GpuSubject, name: &str) -> bool {
 /// The first names; the coverage has all.
 fn in_words(names: &[String], things: &str) -> String {
     const NAMED: usize = 4;
-    let named = names.iter().take(NAMED).cloned().collect::<Vec<_>>();
+    let first = names.iter().take(NAMED).cloned().collect::<Vec<_>>();
     match names.len().saturating_sub(NAMED) {
-        0 => named.join(", "),
-        further => format!("{} and {further} more {things}", named.join(", ")),
+        0 => first.join(", "),
+        further => format!("{} and {further} more {things}", first.join(", ")),
     }
 }
 

@@ -82,7 +82,9 @@ impl<'f, T: Copy + Ord> Sorted<'f, T> {
         for gpu in &facts.gpus {
             of_names.entry(&gpu.name).or_default().extend(figures(gpu));
         }
-        of_names.values_mut().for_each(|it| it.sort_unstable());
+        for figures in of_names.values_mut() {
+            figures.sort_unstable();
+        }
         Self(of_names)
     }
 

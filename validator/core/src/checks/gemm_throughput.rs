@@ -37,6 +37,7 @@
 //! `validator/core/data/gemm_rates.yaml`.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
 
 use crate::burned;
 use crate::check::{Check, Judge, JudgeGpu};
@@ -308,9 +309,10 @@ fn against_the_reference(
         );
     }
     if power < 1.0 {
-        lowered += &format!(
-            ", at a power limit of {:.0} % of the default",
-            power * 100.0
+        let percent = power * 100.0;
+        let _ = write!(
+            lowered,
+            ", at a power limit of {percent:.0} % of the default"
         );
     }
     let share = power * size;

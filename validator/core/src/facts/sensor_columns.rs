@@ -157,7 +157,7 @@ impl SensorColumns {
             reason = "milliseconds of a burn"
         )]
         let sample = |index: usize| {
-            let t_ms = at(&times, index).ok_or("samples have no time: null in time_ms")?;
+            let t_ms = at(times, index).ok_or("samples have no time: null in time_ms")?;
             Ok(SensorSample {
                 t: (t_ms as f64 / 1000.0) as f32,
                 power_mw: at(&power_mw, index),
