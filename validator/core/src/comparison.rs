@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::diagnosis::name_of;
 use crate::facts::{Facts, GpuFacts};
 use crate::findings::{Finding, Run, Subject, Verdict};
+use crate::history::THROUGHPUT_NOISE;
 use crate::report::{Machine, one_line};
 
 /// Everything that differs between two runs.
@@ -248,9 +249,6 @@ enum Noise {
     NotCompared,
 }
 
-/// Eight healthy H200s lie within 4 % (BENCHMARKS.md); clocks follow power and temperature as
-/// throughput does.
-pub(crate) const THROUGHPUT_NOISE: f64 = 0.04;
 /// This project's own choice: power is averaged by the driver over a second, and idle power depends
 /// on the clocks of the moment.
 const POWER_NOISE: f64 = 0.10;

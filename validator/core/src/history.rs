@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::facts::{EarlierRun, Facts, GpuFacts, GpuFigures, WorkerEnd};
 
+/// Eight healthy H200s lie within 4 % (BENCHMARKS.md); clocks follow power and temperature as
+/// throughput does.
+pub(crate) const THROUGHPUT_NOISE: f64 = 0.04;
+
 /// The figures of these facts.
 pub fn figures_of(facts: &Facts) -> EarlierRun {
     let gpus = facts.gpus.iter();

@@ -143,10 +143,10 @@ fn is_at(gpu: &GpuSubject, name: &str) -> bool {
 /// The first names; the coverage has all.
 fn in_words(names: &[String], things: &str) -> String {
     const NAMED: usize = 4;
-    let named = names.iter().take(NAMED).cloned().collect::<Vec<_>>();
+    let first = names.iter().take(NAMED).cloned().collect::<Vec<_>>();
     match names.len().saturating_sub(NAMED) {
-        0 => named.join(", "),
-        further => format!("{} and {further} more {things}", named.join(", ")),
+        0 => first.join(", "),
+        further => format!("{} and {further} more {things}", first.join(", ")),
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
         let missing = run.findings.iter().filter(|it| it.subject.is_gpu());
         let of_lost = |it: &&crate::findings::Finding| match &it.subject {
             Subject::Gpu(gpu) => {
-                gpu.pci_address.as_deref() == lost.pci_address.value().map(|it| it.as_str())
+                gpu.pci_address.as_deref() == lost.pci_address.value().map(String::as_str)
             }
             _ => false,
         };

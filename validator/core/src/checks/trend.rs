@@ -30,10 +30,9 @@
 
 use crate::cause::CauseKind;
 use crate::check::{Check, Judge};
-use crate::comparison::THROUGHPUT_NOISE;
 use crate::facts::{EarlierRun, Facts, GpuFacts, GpuFigures};
 use crate::findings::{Judgement, Outcome};
-use crate::history::figures_of_gpu;
+use crate::history::{THROUGHPUT_NOISE, figures_of_gpu};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
 use crate::tally::worst_of;
