@@ -1075,12 +1075,12 @@ fn trouble_with_githubs_api_is_told_and_changes_no_verdict() {
         (
             &[Answer::Is(502, "")],
             3,
-            "answers 502 Bad Gateway, asked 3 times",
+            "answers 502 Bad Gateway, after 3 attempts",
         ),
         (
             &[Answer::Never],
             3,
-            "does not answer in time, asked 3 times",
+            "does not answer in time, after 3 attempts",
         ),
         (
             &[Answer::Is(503, ""), Answer::Never, Answer::Is(200, RUNNERS)],
