@@ -181,7 +181,7 @@ fn certificates_are_verified_on_both_sides() {
     cluster.refused(&expired, "authority", "is not valid at this time");
     drop(expired);
     let elsewhere = cluster.serve("elsewhere", &[]);
-    cluster.refused(&elsewhere, "authority", "is for another name");
+    cluster.refused(&elsewhere, "authority", "is for another host name");
     drop(elsewhere);
     // One that requires a client certificate.
     let asks = [

@@ -651,7 +651,7 @@ fn the_gate_judges_facts_that_were_just_written() {
     let (code, stdout, _) = gate(&["--dry-run"]);
     assert_eq!(code, 0, "{stdout}");
     assert!(
-        stdout.contains("dry run: node gpu-node-1 would be told GpuValidated=True"),
+        stdout.contains("dry run: node gpu-node-1 would get GpuValidated=True"),
         "{stdout}"
     );
     assert!(cluster.server.requests().is_empty());

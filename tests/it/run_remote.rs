@@ -147,7 +147,10 @@ fn a_simulated_pass_of_another_machine_is_no_pass() {
     assert_eq!(report["exit_code"], 2, "{stdout}");
     assert_eq!(code, 2, "{stdout}{stderr}");
     let reason = report["incomplete"].as_str().unwrap_or_default();
-    assert!(reason.contains("simulated driver libraries"), "{reason}");
+    assert!(
+        reason.contains("driver libraries are simulated"),
+        "{reason}"
+    );
 }
 
 #[test]

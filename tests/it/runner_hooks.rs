@@ -324,7 +324,7 @@ fn in_a_container_no_process_is_ended_by_a_number_of_outside() {
     assert_eq!(code, 0, "{stdout}{stderr}");
     let (code, stdout, stderr) = hook(&after, "post-job.sh", "");
     assert_eq!(code, 2, "{stdout}{stderr}");
-    let says = "no such process can be seen from here; look for it outside";
+    let says = "no such process can be seen from here; search for it outside";
     let named = format!("(pid {NUMBER}, 20480 MiB)");
     assert!(stdout.contains(says) && stdout.contains(&named), "{stdout}");
 
@@ -438,7 +438,10 @@ fn a_process_of_before_the_job_is_left_alone() {
         ),
         "{stdout}"
     );
-    assert!(stdout.contains("The job goes on all the same"), "{stdout}");
+    assert!(
+        stdout.contains("The job goes on, as configured by --fail-on"),
+        "{stdout}"
+    );
     let (code, stdout, _) = runner.post_job(&node);
     assert_eq!(code, 0);
     assert!(older.lives());
@@ -1072,12 +1075,12 @@ fn trouble_with_githubs_api_is_told_and_changes_no_verdict() {
         (
             &[Answer::Is(502, "")],
             3,
-            "answers 502 Bad Gateway, asked 3 times",
+            "answers 502 Bad Gateway, after 3 attempts",
         ),
         (
             &[Answer::Never],
             3,
-            "does not answer in time, asked 3 times",
+            "does not answer in time, after 3 attempts",
         ),
         (
             &[Answer::Is(503, ""), Answer::Never, Answer::Is(200, RUNNERS)],

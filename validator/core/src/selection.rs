@@ -266,7 +266,7 @@ mod tests {
         let missing = run.findings.iter().filter(|it| it.subject.is_gpu());
         let of_lost = |it: &&crate::findings::Finding| match &it.subject {
             Subject::Gpu(gpu) => {
-                gpu.pci_address.as_deref() == lost.pci_address.value().map(|it| it.as_str())
+                gpu.pci_address.as_deref() == lost.pci_address.value().map(String::as_str)
             }
             _ => false,
         };

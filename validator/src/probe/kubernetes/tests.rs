@@ -462,10 +462,7 @@ fn an_exec_plugin_is_run_and_told_of_its_caller() {
             "ended with status 3: no rights (install it)",
         ),
         ("echo secret-token", "did not answer with an ExecCredential"),
-        (
-            "echo '{}'",
-            "without a token and without a client certificate",
-        ),
+        ("echo '{}'", "neither a token nor a client certificate"),
     ] {
         let error = found(&https, &exec(script)).expect_err(script);
         assert!(error.contains(says), "{error}");
@@ -487,7 +484,7 @@ fn what_is_unsafe_or_wrong_in_a_kubeconfig_is_refused() {
         (
             json!({"server": "http://c"}),
             &token,
-            "asked without TLS, which is refused",
+            "has no TLS, which is refused",
         ),
         (
             json!({"server": "https://c", "insecure-skip-tls-verify": true}),
@@ -721,7 +718,7 @@ fn pods_that_cannot_be_removed_are_told() {
     server.fail("DELETE", "/", 9, status(500, "down", None));
     let seen = run_pods(&server, 1, &Interrupt::default()).expect("it ran");
     let trouble = seen.cleanup_trouble.expect("it is told");
-    assert!(trouble.contains("are left behind"), "{trouble}");
+    assert!(trouble.contains("were not removed"), "{trouble}");
     server.fail("DELETE", "/", 0, Fault::Garbage);
     assert_eq!(server.pods().len(), 1);
 }
