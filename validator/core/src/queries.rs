@@ -1,7 +1,7 @@
 //! What several checks ask of the facts in the same way, and which check reports it when the answer
 //! is missing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::expect;
 use crate::facts::{
@@ -11,6 +11,7 @@ use crate::facts::{
 use crate::findings::{GpuSubject, Outcome, Verdict};
 use crate::profile::{Profile, ServiceRequirement, Severity};
 use crate::reference::{self, DriverVersion};
+use crate::siblings::pci_devices_by_address;
 pub use crate::words::counted;
 
 /// The outcome of a check that means nothing because of what the check `root_cause` is sure to
@@ -335,29 +336,24 @@ pub(crate) fn gpu_architectures(
 
 /// The architecture of every GPU, also of those that are lost.
 pub(crate) fn all_gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
+    let by_cuda = cuda_compute_capabilities(facts);
+    let of_cuda = |gpu: &GpuFacts| by_cuda.get(gpu.uuid.value()?.as_str()).copied();
+    let on_the_bus = pci_devices_by_address(facts);
     let listed = facts.gpus.iter().map(|gpu| GpuArchitecture {
         gpu: name_of(gpu),
         is_missing: gpu.lost.is_some(),
-        offered_by_cuda: gpu
-            .uuid
-            .value()
-            .is_some_and(|uuid| cuda_compute_capability(facts, uuid).is_some()),
+        offered_by_cuda: of_cuda(gpu).is_some(),
         compute_capability: gpu
             .compute_capability
             .value()
             .copied()
-            .or_else(|| cuda_compute_capability(facts, gpu.uuid.value()?))
+            .or_else(|| of_cuda(gpu))
             .or_else(|| expect::gpu_model(gpu).map(|model| model.compute_capability)),
     });
     let unlisted = unlisted_gpus(facts).into_iter().map(|subject| {
-        let device_id = facts
-            .host
-            .pci_devices
-            .value()
-            .into_iter()
-            .flatten()
-            .find(|device| Some(&device.address) == subject.pci_address.as_ref())
-            .map(|device| device.device_id);
+        let address = subject.pci_address.as_deref();
+        let device = address.and_then(|it| on_the_bus.get(it));
+        let device_id = device.map(|device| device.device_id);
         GpuArchitecture {
             gpu: subject.to_string(),
             is_missing: true,
@@ -368,10 +364,14 @@ pub(crate) fn all_gpu_architectures(facts: &Facts) -> Vec<GpuArchitecture> {
     listed.chain(unlisted).collect()
 }
 
-fn cuda_compute_capability(facts: &Facts, uuid: &str) -> Option<ComputeCapability> {
-    let devices = facts.cuda.devices.value()?;
-    let device = devices.iter().find(|device| device.uuid == uuid)?;
-    Some(device.compute_capability)
+/// By UUID, the first device with each.
+fn cuda_compute_capabilities(facts: &Facts) -> HashMap<&str, ComputeCapability> {
+    let mut by_uuid = HashMap::new();
+    for device in facts.cuda.devices.value().into_iter().flatten() {
+        let capability = by_uuid.entry(device.uuid.as_str());
+        capability.or_insert(device.compute_capability);
+    }
+    by_uuid
 }
 
 /// The compute capability that all models with this PCI device id share.

@@ -212,10 +212,11 @@ fn known_uuids(facts: &Facts) -> BTreeSet<&str> {
 
 /// GPUs that NVML lists and CUDA does not offer.
 fn hidden_gpus(offered: &[CudaDevice], facts: &Facts) -> Result<Vec<String>, Outcome> {
+    let offered: BTreeSet<&String> = offered.iter().map(|it| &it.uuid).collect();
     let mut hidden = Vec::new();
     for gpu in facts.gpus.iter().filter(|it| it.lost.is_none()) {
         let uuid = gpu.uuid.required("UUID of a GPU")?;
-        if !offered.iter().any(|device| device.uuid == *uuid) {
+        if !offered.contains(uuid) {
             hidden.push(queries::name_of(gpu));
         }
     }

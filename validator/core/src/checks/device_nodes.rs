@@ -25,6 +25,8 @@
 //! DCGM's deployment check "Permissions and OS-related Blocks"; NVIDIA driver README, chapter
 //! "Device files", <https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/faq.html>
 
+use std::collections::BTreeSet;
+
 use crate::check::{Check, Judge};
 use crate::facts::{DeviceNode, Facts, GpuFacts, KernelModules, Reading};
 use crate::findings::{Judgement, Outcome, Verdict};
@@ -84,8 +86,9 @@ fn judge(facts: &Facts, profile: &Profile) -> Judgement {
     let mut look = |path: &str, of: &str, was_used| {
         judge_node(nodes, mode, (path, of, was_used), &mut tally);
     };
+    let read = nodes_that_were_read(facts);
     for (path, gpu) in &gpus {
-        look(path, &format!("of {gpu}"), was_read(path, facts));
+        look(path, &format!("of {gpu}"), read.contains(path));
     }
     look(CONTROL, "of the driver", nvml_started);
     let cuda_started = queries::cuda_initialised(facts);
@@ -173,14 +176,12 @@ fn judge_node(
     }
 }
 
-/// Whether NVML read the GPU of this node, which it does through the node.
-fn was_read(path: &str, facts: &Facts) -> bool {
-    let is_its_gpu = |gpu: &GpuFacts| {
-        let minor = gpu.minor_number.value();
-        minor.is_some_and(|it| format!("/dev/nvidia{it}") == path)
-    };
-    let mut gpus = facts.gpus.iter().filter(|gpu| is_its_gpu(gpu));
-    gpus.any(|gpu| gpu.uuid.value().is_some() && gpu.lost.is_none())
+/// The nodes of the GPUs that NVML read, which it does through the node.
+fn nodes_that_were_read(facts: &Facts) -> BTreeSet<String> {
+    let was_read = |gpu: &&GpuFacts| gpu.uuid.value().is_some() && gpu.lost.is_none();
+    let gpus = facts.gpus.iter().filter(was_read);
+    gpus.filter_map(|gpu| Some(format!("/dev/nvidia{}", gpu.minor_number.value()?)))
+        .collect()
 }
 
 fn judge_mig_capabilities(nodes: &[DeviceNode], facts: &Facts, tally: &mut Tally) {

@@ -267,15 +267,12 @@ fn missing_in_nvml(
     modules: &KernelModules,
     facts: &Facts,
 ) -> Result<Vec<String>, Outcome> {
+    let addresses = facts.gpus.iter().filter_map(|it| it.pci_address.value());
+    let listed: BTreeSet<&String> = addresses.collect();
     let missing: Vec<String> = gpus
         .iter()
         .filter(|gpu| missing_in_kernel_module(gpu, modules).is_none())
-        .filter(|gpu| {
-            !facts
-                .gpus
-                .iter()
-                .any(|it| it.pci_address.value() == Some(&gpu.address))
-        })
+        .filter(|gpu| !listed.contains(&gpu.address))
         .map(|gpu| {
             format!(
                 "GPU {} is held by the kernel module and {}",
@@ -311,13 +308,14 @@ fn missing_in_nvml(
 
 /// GPUs that NVML lists and the bus does not show.
 fn strangers_to_the_bus(gpus: &[&PciDevice], facts: &Facts) -> Vec<String> {
+    let on_the_bus: BTreeSet<&String> = gpus.iter().map(|it| &it.address).collect();
     facts
         .gpus
         .iter()
         .filter(|gpu| {
             !gpu.pci_address
                 .value()
-                .is_some_and(|address| gpus.iter().any(|it| it.address == *address))
+                .is_some_and(|address| on_the_bus.contains(address))
         })
         .map(|gpu| {
             format!(
