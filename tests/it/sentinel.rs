@@ -463,13 +463,13 @@ fn gpus_in_modes_without_room_are_not_worked() {
 /// Changes a node while the sentinel runs on it.
 fn change(node: &Node, healthy: bool, change: &[&str]) {
     let overrides: Vec<String> = change.iter().map(|&it| it.to_owned()).collect();
-    let change = simulator::node::NodeChange {
+    let change = simulator::resolve::NodeChange {
         catalogue: &simulator::Catalogue::shipped(),
         healthy,
         faults: &[],
         overrides: &overrides,
     };
-    simulator::node::change_node(node.folder(), &change).expect("changed");
+    simulator::change::change_node(node.folder(), &change).expect("changed");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn report(bencher: divan::Bencher<'_, '_>, format: &str) {
     let run = run();
     let render: fn(&Run) -> String = match format {
         "human" => |run| human(run, HumanStyle::default()),
-        "junit" => junit,
+        "junit" => |run| junit(run).expect("a report"),
         "markdown" => markdown,
         "html" => html,
         _ => metrics,

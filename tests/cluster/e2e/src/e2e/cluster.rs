@@ -1,4 +1,4 @@
-//! The cluster of the checks: roles, the device plugin's DaemonSet, nodes and profiles.
+//! The cluster of the checks: roles, the device plugin's daemon set, nodes and profiles.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
