@@ -256,8 +256,8 @@ mod tests {
         let volatile: Judge = |profile, change| with_volatile(profile, change);
         let aggregate: Judge = |profile, change| with_aggregate(profile, change);
         let dram: Set = |it, count| it.dram_uncorrectable = Some(count);
-        let corrected_dram: Set = |it, count| it.dram_correctable = Some(count);
-        let corrected_sram: Set = |it, count| it.sram_correctable = Some(count);
+        let dram_corrected: Set = |it, count| it.dram_correctable = Some(count);
+        let of_sram: Set = |it, count| it.sram_correctable = Some(count);
         let both: Set = |it, count| {
             it.dram_correctable = Some(count);
             it.sram_correctable = Some(3);
@@ -298,7 +298,7 @@ mod tests {
                 "corrected DRAM",
                 volatile,
                 "{}",
-                corrected_dram,
+                dram_corrected,
                 20_000_000,
                 Verdict::Warn,
             ),
@@ -306,7 +306,7 @@ mod tests {
                 "corrected SRAM",
                 volatile,
                 "{}",
-                corrected_sram,
+                of_sram,
                 10_000,
                 Verdict::Warn,
             ),

@@ -125,7 +125,10 @@ mod tests {
         for (name, value) in totals {
             assert_eq!(root.attribute(name), Some(value), "{name}: {text}");
         }
-        let suites: Vec<_> = root.children().filter(|it| it.is_element()).collect();
+        let suites: Vec<_> = root
+            .children()
+            .filter(roxmltree::Node::is_element)
+            .collect();
         let skipped = suites.iter().map(|it| it.attribute("skipped"));
         assert!(skipped.eq([Some("1"), Some("0")]), "{text}");
         for (suite, expected) in suites.iter().zip(["first", "second"]) {
