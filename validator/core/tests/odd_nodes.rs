@@ -217,7 +217,7 @@ fn what_the_load_left() {
                 gpu_after(facts, |gpu| {
                     gpu.uuid =
                         Reading::Value("GPU-ffffffff-0000-0000-0000-000000000000".to_owned());
-                })
+                });
             },
             &["fail gpu_reachable"],
         ),
@@ -229,7 +229,7 @@ fn what_the_load_left() {
                     if let Reading::Value(power) = &mut gpu.power {
                         power.limit_mw = 400_000;
                     }
-                })
+                });
             },
             &["warn power_limit"],
         ),
@@ -242,7 +242,7 @@ fn what_the_load_left() {
                         current: true,
                         pending: true,
                     });
-                })
+                });
             },
             &["fail mig_mode"],
         ),
@@ -254,7 +254,7 @@ fn what_the_load_left() {
                     if let Reading::Value(devices) = &mut state.pci_devices {
                         devices[2].largest_region_bytes = Some(256 << 20);
                     }
-                })
+                });
             },
             &["fail bar1_memory"],
         ),
@@ -266,7 +266,7 @@ fn what_the_load_left() {
                     if let Reading::Value(devices) = &mut state.pci_devices {
                         devices.truncate(10);
                     }
-                })
+                });
             },
             &["fail gpu_count"],
         ),
@@ -283,7 +283,7 @@ fn what_the_load_left() {
                             active: false,
                         }),
                     );
-                })
+                });
             },
             &["fail fabric_manager"],
         ),
@@ -295,7 +295,7 @@ fn what_the_load_left() {
                     if let Reading::Value(nodes) = &mut state.device_nodes {
                         nodes.retain(|it| it.path != "/dev/nvidia3");
                     }
-                })
+                });
             },
             &["warn device_nodes"],
         ),
@@ -307,7 +307,7 @@ fn what_the_load_left() {
                     if let Reading::Value(modules) = &mut state.kernel_modules {
                         modules.loaded.remove("nvidia_uvm");
                     }
-                })
+                });
             },
             &[],
         ),
@@ -319,7 +319,7 @@ fn what_the_load_left() {
                     if let Reading::Value(fabric) = &mut gpu.fabric {
                         fabric.clique_id = Some(9);
                     }
-                })
+                });
             },
             &["fail fabric_state"],
         ),
@@ -331,7 +331,7 @@ fn what_the_load_left() {
                     if let Reading::Value(rows) = &mut gpu.row_remapping {
                         rows.histogram.as_mut().expect("one").none = 1;
                     }
-                })
+                });
             },
             &["fail row_remapping"],
         ),
@@ -341,7 +341,7 @@ fn what_the_load_left() {
             |facts| {
                 gpu_after(facts, |gpu| {
                     gpu.recovery_action = Reading::Value(RecoveryAction::Unknown(9));
-                })
+                });
             },
             &["fail recovery_action"],
         ),
@@ -353,7 +353,7 @@ fn what_the_load_left() {
                     if let Reading::Value(links) = &mut gpu.nvlinks {
                         links[4].recovery_errors = Some(1);
                     }
-                })
+                });
             },
             &["warn nvlink_errors"],
         ),
@@ -365,7 +365,7 @@ fn what_the_load_left() {
                     if let Reading::Value(times) = &mut gpu.violations {
                         times.hw_power_brake_ns = Some(9_000_000_000);
                     }
-                })
+                });
             },
             &["warn throttle_history"],
         ),
@@ -377,7 +377,7 @@ fn what_the_load_left() {
                     if let Reading::Value(devices) = &mut state.pci_devices {
                         devices[9].driver = None;
                     }
-                })
+                });
             },
             &["fail gpu_count"],
         ),
@@ -389,7 +389,7 @@ fn what_the_load_left() {
                     if let Reading::Value(times) = &mut gpu.violations {
                         times.power_ns = Some(9_000_000_000);
                     }
-                })
+                });
             },
             &[],
         ),
@@ -413,7 +413,7 @@ fn what_the_burn_saw() {
                     if index == 2 {
                         run.precisions[0].products_verified /= 2;
                     }
-                })
+                });
             },
             &["error gemm_numerics"],
         ),
@@ -425,7 +425,7 @@ fn what_the_burn_saw() {
                     if index == 2 {
                         run.precisions[0].reference.operand_blocks = Some(0);
                     }
-                })
+                });
             },
             &["error gemm_numerics"],
         ),
@@ -437,7 +437,7 @@ fn what_the_burn_saw() {
                     if index == 2 {
                         run.precisions[0].reference.freivalds_worst = f64::NAN;
                     }
-                })
+                });
             },
             &["fail gemm_numerics"],
         ),
@@ -449,7 +449,7 @@ fn what_the_burn_saw() {
                     if index == 2 {
                         run.copies.as_mut().expect("copies").bytes = 0;
                     }
-                })
+                });
             },
             &["error gemm_numerics"],
         ),
@@ -465,7 +465,7 @@ fn what_the_burn_saw() {
                         fp64.tflops_intervals.fill(54.0);
                         run.precisions.push(fp64);
                     }
-                })
+                });
             },
             &["error gemm_numerics"],
         ),
@@ -563,7 +563,7 @@ fn words_of_the_kernel_log() {
                         "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5201 timeout 5200",
                         "NVRM: GPU0 _kgspRpcRecvPoll: GSP RM heartbeat timed out",
                     ],
-                )
+                );
             },
             &["fail kernel_log_xid"],
         ),
@@ -574,7 +574,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["NVRM: GPU3 _kgspRpcRecvPoll: LibOS heartbeat timed out"],
-                )
+                );
             },
             &["fail kernel_log_xid"],
         ),
@@ -587,7 +587,7 @@ fn words_of_the_kernel_log() {
                     &[
                         "NVRM: Xid (PCI:0000:12:00): 119, pid=881, name=nvidia-smi, Timeout after 45s of waiting for RPC response from GPU2 GSP! Expected function 4097 (GSP_INIT_DONE) (0x0 0x0).",
                     ],
-                )
+                );
             },
             &["fail kernel_log_xid"],
         ),
@@ -600,7 +600,7 @@ fn words_of_the_kernel_log() {
                     &[
                         "NVRM: GPU2 gpuHandleSanityCheckRegReadError_GM107: Possible bad register read: addr: 0x21ac,  regvalue: 0xbadf5108,  error code: Unknown SYS_PRI_ERROR_CODE",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -614,7 +614,7 @@ fn words_of_the_kernel_log() {
                         "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 12-...D } 6021 jiffies s: 1337 root: 0x1/.",
                         " ? _nv043210rm+0x1b/0x90 [nvidia]",
                     ],
-                )
+                );
             },
             &["warn kernel_log_xid"],
         ),
@@ -629,7 +629,7 @@ fn words_of_the_kernel_log() {
                         "rcu: \t5-....: (14999 ticks this GP) idle=77c/1/0x4000000000000000 softirq=123/123 fqs=7000",
                         " os_schedule+0x15/0x20 [nvidia]",
                     ],
-                )
+                );
             },
             &["warn kernel_log_xid"],
         ),
@@ -643,7 +643,7 @@ fn words_of_the_kernel_log() {
                         "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
                         " mlx5e_napi_poll+0xd1/0x6c0 [mlx5_core]",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -657,7 +657,7 @@ fn words_of_the_kernel_log() {
                         "NMI watchdog: Watchdog detected hard LOCKUP on cpu 12",
                         " _nv009219rm+0x4/0x10 [nvidia]",
                     ],
-                )
+                );
             },
             &["warn kernel_log_xid"],
         ),
@@ -671,7 +671,7 @@ fn words_of_the_kernel_log() {
                         "watchdog: BUG: soft lockup - CPU#5 stuck for 26s! [java:4242]",
                         "Modules linked in: nvidia_uvm(PO) nvidia_drm(PO) nvidia(PO) nfsv4 [last unloaded: nvidia_peermem]",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -682,7 +682,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["NVRM: The NVIDIA probe routine failed for 1 device(s)."],
-                )
+                );
             },
             &["warn kernel_log_xid"],
         ),
@@ -696,7 +696,7 @@ fn words_of_the_kernel_log() {
                         "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
                         "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:12:00.0)",
                     ],
-                )
+                );
             },
             &["warn kernel_log_xid"],
         ),
@@ -710,7 +710,7 @@ fn words_of_the_kernel_log() {
                         "nvidia 0000:12:00.0: AER: can't recover (no error_detected callback)",
                         "pcieport 0000:11:00.0: AER: device recovery failed",
                     ],
-                )
+                );
             },
             &["warn kernel_log_pcie"],
         ),
@@ -724,7 +724,7 @@ fn words_of_the_kernel_log() {
                         "mlx5_core 0000:a1:00.0: AER: can't recover (no error_detected callback)",
                         "pcieport 0000:a0:00.0: AER: device recovery failed",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -735,7 +735,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["pcieport 0000:e0:01.0: DPC: containment event, status:0x1f01 source:0x0000"],
-                )
+                );
             },
             &[],
         ),
@@ -746,7 +746,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["pcieport 0000:e0:01.0: DPC: containment event, status:0x1f05 source:0xe100"],
-                )
+                );
             },
             &[],
         ),
@@ -757,7 +757,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["pcieport 0000:0f:01.0: DPC: containment event, status:0x1f05 source:0x1200"],
-                )
+                );
             },
             &["fail kernel_log_pcie"],
         ),
@@ -771,7 +771,7 @@ fn words_of_the_kernel_log() {
                         "{1}[Hardware Error]: event severity: fatal",
                         "{1}[Hardware Error]:   device_id: 0000:a1:00.0",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -785,7 +785,7 @@ fn words_of_the_kernel_log() {
                         "pcieport 0000:e0:01.0: pciehp: Slot(21): Link Down",
                         "pcieport 0000:e0:01.0: pciehp: Slot(21): Card not present",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -796,7 +796,7 @@ fn words_of_the_kernel_log() {
                 log(
                     facts,
                     &["pcieport 0000:e0:01.0: pciehp: Slot(21): Link Down"],
-                )
+                );
             },
             &["warn kernel_log_pcie"],
         ),
@@ -810,7 +810,7 @@ fn words_of_the_kernel_log() {
                         "nvidia-gpu 0000:01:00.3: i2c timeout error e0000000",
                         "ucsi_ccg 0-0008: i2c_transfer failed -110",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -823,7 +823,7 @@ fn words_of_the_kernel_log() {
                     &[
                         "Kernel command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1 nouveau.modeset=0 rd.driver.blacklist=nouveau",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -837,7 +837,7 @@ fn words_of_the_kernel_log() {
                         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
                         "mce: [Hardware Error]: Machine check events logged",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -850,7 +850,7 @@ fn words_of_the_kernel_log() {
                     &[
                         "workqueue: nv_drm_handle_hotplug_event [nvidia_drm] hogged CPU for >10000us 4 times, consider switching to WQ_UNBOUND",
                     ],
-                )
+                );
             },
             &[],
         ),
@@ -865,7 +865,7 @@ fn words_of_the_kernel_log() {
                         "NVRM: GPU Board Serial Number: 1650000000002",
                         "NVRM: Xid (PCI:0000:12:00): 31, pid=77, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_8 faulted @ 0x7f_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
                     ],
-                )
+                );
             },
             &[],
         ),

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::probe::json::at;
 use crate::probe::kubernetes::client::{ApiClient, ApiError, PatchKind, Target};
 use crate::probe::kubernetes::{device_taint_rules, kinds_of_resource_group};
 
@@ -44,8 +45,8 @@ impl DeviceTaint<'_> {
                 Err(error) if error.status == Some(404) => continue,
                 Err(error) => return Err(error),
             };
-            let mut kinds = kinds["resources"].as_array().into_iter().flatten();
-            if kinds.any(|it| it["name"] == "devicetaintrules") {
+            let mut kinds = at(&kinds, "/resources").as_array().into_iter().flatten();
+            if kinds.any(|it| at(it, "/name") == "devicetaintrules") {
                 return Ok(Some(version));
             }
         }
@@ -87,7 +88,7 @@ impl DeviceTaint<'_> {
                     "apiVersion": "v1",
                     "kind": "Node",
                     "name": self.node,
-                    "uid": node["metadata"]["uid"],
+                    "uid": at(node, "/metadata/uid"),
                 }],
             },
             "spec": {
