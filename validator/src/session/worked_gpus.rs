@@ -66,7 +66,7 @@ pub(crate) fn cuda_does_not_work(facts: &Facts) -> Option<String> {
     }
     let init = facts.cuda.init.value().filter(|it| it.code != 0)?;
     Some(format!(
-        "CUDA does not initialise: cuInit answered {} ({})",
+        "CUDA does not initialise: cuInit returned {} ({})",
         init.name, init.code
     ))
 }

@@ -11,7 +11,8 @@
 //!   Where the power limit in force is below the default one, both are lowered in proportion.
 //!   Products that should take less than a millisecond do not fill a GPU: for them, both are lowered
 //!   to the share of the multiprocessors that their tiles occupy, and by 20 µs and the time of
-//!   reading the result once for each product.
+//!   reading the result once for each product. Where that overhead is more than the sums, no floor
+//!   is judged: the overhead differs from host to host.
 //! - Against the median of the other GPUs of the same model that multiplied the same: `fail` more
 //!   than 10 % below, `warn` more than 5 % below.
 //!
@@ -240,10 +241,14 @@ fn judge_products(
         return Ok(outcome);
     }
     let held = what_held_it(run, gpu, facts);
-    worst_of([
-        against_the_reference(products, rate, gpu, facts, &held),
-        against_the_others(products, rate, run, gpu, node, &held),
-    ])
+    let reference = against_the_reference(products, rate, gpu, facts, &held);
+    let mut others = against_the_others(products, rate, run, gpu, node, &held);
+    if let (Ok(others), Err(reason)) = (&mut others, &reference) {
+        others.summary = format!("{}; {reason}", others.summary);
+    }
+    let reference = reference
+        .map_err(|reason| Outcome::skip(format!("{precision}: {rate:.1} TFLOP/s; {reason}")));
+    worst_of([reference, others])
 }
 
 /// A rate that no such GPU reaches was not measured: the clock is wrong, or not all of the work was
@@ -279,28 +284,35 @@ fn above_what_hardware_can_do(
     )
 }
 
+/// `Err` has the reason why the rate cannot be held against a reference.
 fn against_the_reference(
     products: &PrecisionRun,
     rate: f64,
     gpu: &GpuFacts,
     facts: &Facts,
     held: &str,
-) -> Judgement {
+) -> Result<Outcome, String> {
     let (precision, kernels) = (products.precision, &products.kernels);
     let Some(reference) = burned::reference(products, gpu) else {
-        return Err(Outcome::skip(format!(
-            "{precision}: {rate:.1} TFLOP/s; {}",
-            no_reference(kernels)
-        )));
+        return Err(format!(
+            "no reference throughput exists for this model with {kernels} kernels"
+        ));
     };
     let (GemmRate::Measured { tflops, .. } | GemmRate::Floor { tflops, .. }) = reference;
     let power = power_share(gpu, facts);
     let Some(size) = size_share(products, tflops, gpu, facts) else {
-        return Err(Outcome::skip(format!(
-            "{precision}: {rate:.1} TFLOP/s; how much of the GPU products of {} x {} x {} occupy is not known",
+        return Err(format!(
+            "how much of the GPU products of {} x {} x {} occupy is not known",
             products.m, products.n, products.k
-        )));
+        ));
     };
+    if size.overhead_dominates && matches!(reference, GemmRate::Floor { .. }) {
+        return Err(format!(
+            "products of {} x {} x {} are too short to compare with the least of this model",
+            products.m, products.n, products.k
+        ));
+    }
+    let size = size.share;
     let mut lowered = String::new();
     if size < 1.0 {
         lowered = format!(
@@ -352,22 +364,29 @@ fn against_the_reference(
     })
 }
 
-fn no_reference(kernels: &str) -> String {
-    format!("no reference throughput exists for this model with {kernels} kernels")
+/// What products of a size can reach.
+struct SizeShare {
+    /// The part of the reference throughput, 1 where the products fill the GPU.
+    share: f64,
+    /// The sums of a product take less than its overhead, which differs from host to host: a floor
+    /// has no margin for that.
+    overhead_dominates: bool,
 }
 
-/// The part of the reference throughput that products of this size can reach: 1 where they fill the
-/// GPU; `None` where it is not known how many multiprocessors there are to fill.
+/// `None` where it is not known how many multiprocessors there are to fill.
 fn size_share(
     products: &PrecisionRun,
     reference_tflops: f64,
     gpu: &GpuFacts,
     facts: &Facts,
-) -> Option<f64> {
+) -> Option<SizeShare> {
     let (m, n, k) = (products.m, products.n, products.k);
     let seconds = 2.0 * f64::from(m) * f64::from(n) * f64::from(k) / (reference_tflops * 1e12);
     if seconds >= PRODUCT_MINIMUM_S {
-        return Some(1.0);
+        return Some(SizeShare {
+            share: 1.0,
+            overhead_dominates: false,
+        });
     }
     let model = crate::expect::gpu_model(gpu)?;
     let in_cuda = || {
@@ -386,7 +405,11 @@ fn size_share(
     let reading = model
         .memory_bandwidth_gbs
         .map_or(0.0, |it| result_bytes / (it * 1e9));
-    Some(seconds / (seconds / occupied.max(f64::MIN_POSITIVE) + PRODUCT_OVERHEAD_S + reading))
+    let sums = seconds / occupied.max(f64::MIN_POSITIVE);
+    Some(SizeShare {
+        share: seconds / (sums + PRODUCT_OVERHEAD_S + reading),
+        overhead_dominates: sums < PRODUCT_OVERHEAD_S,
+    })
 }
 
 const REMEDY: &str = "see burn_throttling, burn_power, burn_temperature and power_limit for what holds it back; a GPU that is slow at full clocks and power belongs to its vendor";
@@ -418,13 +441,10 @@ fn against_the_others(
             .observed(format!("{rate:.1} TFLOP/s"))
             .remedy(REMEDY)
     };
-    let mut text = format!(
+    let text = format!(
         "{precision}: {rate:.1} TFLOP/s, {:.0} % of the median of {count} of this model ({median:.1})",
         share * 100.0
     );
-    if burned::reference(products, gpu).is_none() {
-        text = format!("{text}; {}", no_reference(&products.kernels));
-    }
     Ok(if share < OTHERS_SHARE_MINIMUM {
         objection(Outcome::fail(format!("{text}{held}")), OTHERS_SHARE_MINIMUM)
     } else if share < OTHERS_SHARE_WANTED {
@@ -703,6 +723,24 @@ mod tests {
             assert_eq!(below.verdict, Verdict::Fail, "{}", below.summary);
             assert!(below.expected.is_some_and(|it| it.contains("DCGM")));
         }
+    }
+
+    #[test]
+    fn no_floor_is_judged_where_the_overhead_of_products_dominates() {
+        let h100_pcie = |side: u32, tflops: f64| {
+            let mut facts = node(|_, products| {
+                (products.m, products.n, products.k) = (side, side, side);
+                set_rate(products, tflops);
+            });
+            for gpu in &mut facts.gpus {
+                gpu.name = Reading::Value("NVIDIA H100 PCIe".to_owned());
+            }
+            judge_check(&CHECK, &facts, "{}").swap_remove(0)
+        };
+        let short = h100_pcie(512, 1.0);
+        assert_eq!(short.verdict, Verdict::Pass, "{}", short.summary);
+        assert!(short.summary.contains("too short"), "{}", short.summary);
+        assert_eq!(h100_pcie(4096, 100.0).verdict, Verdict::Fail);
     }
 
     #[test]

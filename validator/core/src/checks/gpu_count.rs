@@ -154,7 +154,7 @@ fn judge_switches(facts: &Facts) -> Option<Outcome> {
         })
         .expected("every NVSwitch held by nvidia-nvswitch")
         .observed(without.join("\n"))
-        .remedy("look for its PCI address in the kernel log: dmesg | grep -i nvswitch; reboot; if it stays, have the board inspected"),
+        .remedy("read the kernel log's lines with its PCI address: dmesg | grep -i nvswitch; reboot; if it stays, have the board inspected"),
     )
 }
 
@@ -219,7 +219,7 @@ fn judge_container(facts: &Facts, profile: &Profile) -> Judgement {
     judge_cuda(facts, count, &format!("NVML in {place}"), expected.as_ref())
 }
 
-/// How many GPUs the container runtime was asked for: a list of indices or UUIDs. `all`, `none`,
+/// How many GPUs the container runtime should give: a list of indices or UUIDs. `all`, `none`,
 /// `void` and MIG devices name no number of GPUs.
 fn given_by_the_environment(facts: &Facts) -> Option<Expected<u32>> {
     const VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";

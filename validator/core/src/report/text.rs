@@ -101,15 +101,17 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// JSON with the same values, in which invisible characters are written as escapes. They occur only
+/// JSON with the same values, in which invisible characters and the control characters that JSON
+/// permits (RFC 8259 escapes those below U+0020 alone) are written as escapes. They occur only
 /// inside of strings.
 pub fn visible_json(text: &str) -> String {
-    if !text.chars().any(is_invisible) {
+    let is_hidden = |it| is_invisible(it) || ('\u{7f}'..='\u{9f}').contains(&it);
+    if !text.chars().any(is_hidden) {
         return text.to_owned();
     }
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        if is_invisible(character) {
+        if is_hidden(character) {
             for unit in character.encode_utf16(&mut [0; 2]) {
                 let _ = write!(shown, "\\u{unit:04x}");
             }

@@ -45,7 +45,7 @@ fn is_visible(it: char) -> bool {
         it,
         '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{61c}' | '\u{feff}'
     );
-    it == '\n' || !(it.is_control() || is_hidden)
+    matches!(it, '\n' | '\t') || !(it.is_control() || is_hidden)
 }
 
 /// No report holds a character that is not visible.

@@ -22,17 +22,17 @@ pub(super) fn allocate<'c, 'a>(
     share: MemoryShare,
     free_bytes: u64,
 ) -> Result<Arena<'c, 'a>, WorkerEnd> {
-    let asked = share.of(free_bytes);
+    let wanted = share.of(free_bytes);
     let arena = |memory: DeviceMemory<'c, 'a>| {
         let bytes = memory.bytes();
-        let less = || format!("{asked} bytes of memory were asked for, the driver gave {bytes}");
+        let less = || format!("the driver allocated {bytes} of {wanted} bytes of memory");
         Arena {
             memory,
-            note: (bytes < asked).then(less),
+            note: (bytes < wanted).then(less),
         }
     };
     // On a GPU without any free memory a byte is requested, so that the driver returns its error.
-    let mut bytes = asked.min(free_bytes).max(1);
+    let mut bytes = wanted.min(free_bytes).max(1);
     for _ in 0..ALLOCATIONS_MAXIMUM {
         match context.allocate(bytes) {
             Ok(memory) => return Ok(arena(memory)),

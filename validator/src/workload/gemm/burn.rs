@@ -190,19 +190,19 @@ impl BurnTask {
         burn: &mut BurnRun,
     ) -> Result<Option<Rc<Cublaslt>>, WorkerEnd> {
         if self.engine == EngineChoice::Ptx {
-            "the embedded kernels were asked for".clone_into(&mut burn.engine_choice);
+            "the embedded kernels were requested".clone_into(&mut burn.engine_choice);
             return Ok(None);
         }
         reporter.step("loading cuBLASLt");
         match cublaslt::find() {
             Ok(library) => {
                 if self.engine == EngineChoice::Cublaslt {
-                    "cuBLASLt was asked for".clone_into(&mut burn.engine_choice);
+                    "cuBLASLt was requested".clone_into(&mut burn.engine_choice);
                 }
                 Ok(Some(library))
             }
             Err(reason) if self.engine == EngineChoice::Cublaslt => {
-                Err(exited(format!("cuBLASLt was asked for: {reason}")))
+                Err(exited(format!("cuBLASLt was requested: {reason}")))
             }
             Err(reason) => {
                 burn.engine_choice = format!("the embedded kernels serve: {reason}");
@@ -349,7 +349,7 @@ impl<'g> PreparedBurn<'g> {
         let library = found
             .as_ref()
             .map(|library| Rc::new(Gemm::by_cublaslt(library, operand, workspace)));
-        let asked = Sweeps {
+        let requested = Sweeps {
             duration: Duration::try_from_secs_f64(self.share_s).unwrap_or_default(),
             seed: self.task.seed,
             inject: self.task.inject,
@@ -380,7 +380,7 @@ impl<'g> PreparedBurn<'g> {
                 engine: Some(engine),
                 ..PrecisionRun::empty(precision, first.kernels_name())
             };
-            self.sweep((first, second), chosen.layout, asked, (products, run))?;
+            self.sweep((first, second), chosen.layout, requested, (products, run))?;
         }
         Ok(())
     }
@@ -518,7 +518,7 @@ impl<'g> PreparedBurn<'g> {
         &mut self,
         engines: Engines<'g>,
         layout: (Layout, f64),
-        asked: Sweeps,
+        requested: Sweeps,
         (mut products, run): (PrecisionRun, &mut WorkloadRun),
     ) -> Result<(), WorkerEnd> {
         let before = SweptBefore {
@@ -528,7 +528,7 @@ impl<'g> PreparedBurn<'g> {
             found: self.injected_found,
         };
         self.run.precisions.push(products.clone());
-        let sweep = Sweep::new(&self.gpu, engines, layout, asked, &mut products)?;
+        let sweep = Sweep::new(&self.gpu, engines, layout, requested, &mut products)?;
         let swept = sweep.map_or(Ok(()), |sweep| {
             self.follow(sweep, &before, &mut products, run)
         });
