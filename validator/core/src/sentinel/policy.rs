@@ -268,6 +268,8 @@ struct Gpu {
     /// Since when nothing speaks against working it.
     free_since: Option<Time>,
     silent_until: Option<Time>,
+    /// The evidence of the last alarm.
+    alarm: &'static str,
     withheld: BTreeMap<Withholder, String>,
     illness: Option<String>,
     starts: VecDeque<Time>,
@@ -311,9 +313,9 @@ impl Policy {
                     }
                 }
             }
-            Observation::Alarm { .. } => {
+            Observation::Alarm { source } => {
                 reaction.look_closely = true;
-                self.alarm(now);
+                self.alarm(now, source);
             }
             Observation::Worker { gpu, event } => {
                 // A process that came while the worker started was not distinguished from it by
@@ -348,7 +350,7 @@ impl Policy {
 
     /// All GPUs fall silent, unless it may have been a worker of our own that starts: then the
     /// lists decide.
-    fn alarm(&mut self, now: Time) {
+    fn alarm(&mut self, now: Time, source: &'static str) {
         let starts = |gpu: &Gpu| matches!(gpu.worker, Worker::Starting { .. });
         if self.gpus.values().any(starts) {
             return;
@@ -369,6 +371,7 @@ impl Policy {
         }
         for gpu in self.gpus.values_mut() {
             gpu.silent_until = gpu.silent_until.max(Some(until));
+            gpu.alarm = source;
         }
     }
 
@@ -684,7 +687,7 @@ impl Gpu {
             return foreign;
         }
         if self.silent_until.is_some_and(|it| now < it) {
-            return "a CUDA process started on this node".to_owned();
+            return format!("a CUDA process started on this node ({})", self.alarm);
         }
         let overdue = |it: Time| now.saturating_sub(it) >= LOOK_OVERDUE;
         if self.last_look.is_some_and(overdue) {
