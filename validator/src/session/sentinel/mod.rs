@@ -123,9 +123,6 @@ pub(crate) fn watch(
         detectors.clone(),
     )?;
     withholding::follow_scheduler(&options.probe, &events, &detectors)?;
-    let mps_folder = tempfile::Builder::new()
-        .prefix("gpu-validator-no-mps.")
-        .tempdir()?;
     let published = Published::new(options, &gpus, simulated, notes)?;
     for note in published.notes() {
         log(&format!("note: {note}"));
@@ -144,7 +141,6 @@ pub(crate) fn watch(
         interrupt,
         published,
         began: Instant::now(),
-        mps_folder: mps_folder.path().to_owned(),
         log,
     };
     sentinel.work(&received);
@@ -192,7 +188,6 @@ struct Sentinel<'a> {
     interrupt: &'a Interrupt,
     published: Published,
     began: Instant,
-    mps_folder: PathBuf,
     log: &'a mut dyn FnMut(&str),
 }
 
@@ -516,7 +511,6 @@ impl Sentinel<'_> {
             uuid,
             task,
             self.options,
-            &self.mps_folder,
             &self.events,
             self.interrupt,
         );

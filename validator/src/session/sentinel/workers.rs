@@ -2,7 +2,6 @@
 //! ordered to.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
@@ -23,6 +22,9 @@ use validator_core::worker_id::WorkerId;
 
 /// A worker ends when it is ordered to; JSON has no infinity.
 const UNLIMITED_SECONDS: f64 = 1e9;
+/// A folder in which no MPS daemon listens: the parent does not exist by convention.
+// Source: Debian Policy 9.2.3.
+const NO_MPS: &str = "/nonexistent/nvidia-mps";
 
 /// Starts the worker of a GPU for this task.
 pub(super) fn start(
@@ -30,7 +32,6 @@ pub(super) fn start(
     uuid: &str,
     task: Task,
     options: &SentinelOptions,
-    mps_folder: &Path,
     events: &Sender<Event>,
     interrupt: &Interrupt,
 ) -> Result<WorkloadProcess<()>, String> {
@@ -55,8 +56,7 @@ pub(super) fn start(
     let mut environment = cuda_environment(uuid);
     // A client of MPS would make users of other accounts wait for its end.
     // Source: nvidia-cuda-mps-control(1).
-    let folder = mps_folder.display().to_string();
-    environment.push(("CUDA_MPS_PIPE_DIRECTORY", Some(folder)));
+    environment.push(("CUDA_MPS_PIPE_DIRECTORY", Some(NO_MPS.to_owned())));
     let start = Start {
         id,
         program: worker_program(options.probe.worker_program.as_ref()),
