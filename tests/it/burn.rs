@@ -468,7 +468,7 @@ fn what_happens_to_a_gpu_in_the_middle_is_told_and_the_others_are_judged() {
     let owned = |texts: &[&str]| -> Vec<String> { texts.iter().map(|&it| it.to_owned()).collect() };
     for (fault, of_host, of_gpu, says) in MID_BURN {
         let node = Node::with_fault(NODE, fault);
-        let ran = burn(&node, &["--duration", "2.2s", "--deadline-scale", "0.4"]);
+        let ran = burn(&node, &["--duration", "3.2s", "--deadline-scale", "0.4"]);
         assert_eq!(
             not_green(&node, &ran.report),
             (owned(of_host), BTreeMap::from([(2, owned(of_gpu))])),

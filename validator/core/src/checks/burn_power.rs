@@ -6,7 +6,8 @@
 //!
 //! ## How it is judged
 //! Mean power over the second half of the burn: `warn` below 75 % of the power limit, which names
-//! other users of the GPU if there were any; `error` where no power was read. Skipped where no burn
+//! other users of the GPU if there were any; `error` where no power was read, and above twice the
+//! limit, which no GPU draws. Skipped where no burn
 //! was requested, where it lasted less than five seconds, and for MIG devices, which are parts.
 //!
 //! ## What to do
@@ -34,6 +35,9 @@ pub(crate) const CHECK: Check = Check {
 
 /// DCGM's `targeted_power` asks for three quarters of its target.
 const SHARE_MINIMUM: f64 = 0.75;
+/// The driver keeps the mean at the limit; eight H200s exceed it by less than 1 %. This project's
+/// own choice, far above what any GPU draws.
+const SHARE_PLAUSIBLE: f64 = 2.0;
 /// Power is averaged over a second and rises with the temperature.
 const MEASURED_MINIMUM_S: f64 = 5.0;
 
@@ -63,6 +67,10 @@ fn judge_power(mean_mw: f64, limit_mw: f64) -> Outcome {
         mean_mw / 1000.0,
         limit_mw / 1000.0
     );
+    if limit_mw > 0.0 && mean_mw > limit_mw * SHARE_PLAUSIBLE {
+        return Outcome::error(format!("{text}, which is no power that a GPU draws"))
+            .remedy("the power sensor returns nonsense: reset the GPU, then have it replaced");
+    }
     // Written so that a limit of nothing is no limit that was reached.
     let is_hot = limit_mw > 0.0 && mean_mw >= limit_mw * SHARE_MINIMUM;
     if !is_hot {
@@ -106,6 +114,8 @@ mod tests {
         assert_eq!(power(Some(524_000)), Verdict::Warn);
         assert_eq!(power(Some(526_000)), Verdict::Pass);
         assert_eq!(power(None), Verdict::Error);
+        assert_eq!(power(Some(1_401_000)), Verdict::Error);
+        assert_eq!(power(Some(u32::MAX)), Verdict::Error);
         assert_eq!(judge(|log| log.power_limit_mw = None), Verdict::Error);
     }
 }

@@ -23,12 +23,15 @@
 //! project's own choice: four healthy H100s of one machine reached 62 to 73 °C, four H200s 60 to 68
 //! (`tests/facts`).
 
+use std::ops::RangeInclusive;
+
 use crate::burned;
 use crate::check::{Check, Judge, JudgeGpu};
 use crate::facts::{Facts, GpuFacts, Reading};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::Profile;
+use crate::reference::{GPU_TEMPERATURES_C, MEMORY_TEMPERATURES_C};
 use crate::siblings::Sorted;
 use crate::tally::worst_of;
 
@@ -42,8 +45,6 @@ pub(crate) const CHECK: Check = Check {
 
 const REMEDY: &str =
     "check fans, air flow, heat sinks and the neighbours; on a cloud machine, replace the instance";
-/// A hotter or colder sensor is a broken one, as in `temperature`.
-const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
 
 /// Healthy GPUs of one machine differ by up to 11 °C; see Source above.
 const ABOVE_THE_OTHERS_MAXIMUM_C: f64 = 20.0;
@@ -84,7 +85,7 @@ fn judge(
     worst_of([
         Ok(hottest(
             "GPU",
-            gpu_c,
+            (gpu_c, &GPU_TEMPERATURES_C),
             [
                 policy.temperature_maximum_c.map(|it| it + 1),
                 limits.and_then(|it| it.slowdown_c),
@@ -96,7 +97,7 @@ fn judge(
             |degrees| {
                 hottest(
                     "memory",
-                    degrees,
+                    (degrees, &MEMORY_TEMPERATURES_C),
                     [policy.memory_temperature_maximum_c.map(|it| it + 1), None],
                     limits.and_then(|it| it.memory_max_c),
                 )
@@ -138,12 +139,12 @@ fn median_of_others(sorted: &[i32], own: i32) -> Option<(usize, f64)> {
 /// `fails_from` and `warns_from` are the first degrees that are too many.
 fn hottest(
     what: &str,
-    degrees: i32,
+    (degrees, plausible): (i32, &RangeInclusive<i32>),
     fails_from: [Option<i32>; 2],
     warns_from: Option<i32>,
 ) -> Outcome {
     let text = format!("{what} reached {degrees} °C");
-    if !PLAUSIBLE_C.contains(&degrees) {
+    if !plausible.contains(&degrees) {
         return Outcome::error(format!(
             "{text}, which is no temperature that a GPU can have"
         ));

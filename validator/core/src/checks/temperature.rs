@@ -29,6 +29,7 @@ use crate::facts::{Facts, GpuFacts, Temperature};
 use crate::findings::{Judgement, Outcome};
 use crate::level::{Level, Stage};
 use crate::profile::{Policy, Profile};
+use crate::reference::{GPU_TEMPERATURES_C, MEMORY_TEMPERATURES_C};
 use crate::tally::worst_of;
 
 pub(crate) const CHECK: Check = Check {
@@ -39,9 +40,6 @@ pub(crate) const CHECK: Check = Check {
     documentation_url: "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html",
 };
 
-/// Silicon that answers is between these; anything else is a broken sensor or a broken answer
-/// (gpu-fryer issue 10: a card at `usize::MAX` degrees was called healthy).
-const PLAUSIBLE_C: std::ops::RangeInclusive<i32> = -40..=150;
 /// This project's own choice: the margin of an idle H200 is about 50 degrees.
 const TLIMIT_WARN_BELOW_C: i32 = 5;
 
@@ -62,7 +60,7 @@ fn judge(gpu: &GpuFacts, _: &Facts, profile: &Profile) -> Judgement {
 }
 
 fn judge_gpu(temperature: &Temperature, policy: &Policy) -> Judgement {
-    let degrees = plausible("GPU", temperature.gpu_c)?;
+    let degrees = plausible("GPU", temperature.gpu_c, &GPU_TEMPERATURES_C)?;
     let mut parts = Vec::new();
     if let Some(maximum) = policy.temperature_maximum_c {
         parts.push(at_most("GPU", degrees, maximum));
@@ -93,7 +91,7 @@ fn judge_memory(temperature: &Temperature, policy: &Policy) -> Judgement {
         }
         return Ok(Outcome::skip("the memory reports no temperature"));
     };
-    let degrees = plausible("memory", degrees)?;
+    let degrees = plausible("memory", degrees, &MEMORY_TEMPERATURES_C)?;
     let by_policy = policy
         .memory_temperature_maximum_c
         .map(|maximum| at_most("memory", degrees, maximum));
@@ -110,8 +108,12 @@ fn judge_memory(temperature: &Temperature, policy: &Policy) -> Judgement {
     )
 }
 
-fn plausible(what: &str, degrees: i32) -> Result<i32, Outcome> {
-    if PLAUSIBLE_C.contains(&degrees) {
+fn plausible(
+    what: &str,
+    degrees: i32,
+    range: &std::ops::RangeInclusive<i32>,
+) -> Result<i32, Outcome> {
+    if range.contains(&degrees) {
         return Ok(degrees);
     }
     Err(Outcome::error(format!(
@@ -255,7 +257,8 @@ mod tests {
             gpu.temperature = Reading::NotRead("unknown error".to_owned());
         });
         assert_eq!(not_read.verdict, Verdict::Error);
-        for nonsense in [i32::MAX, 151, -41] {
+        assert_eq!(h200("{}", |it| it.gpu_c = 0).verdict, Verdict::Error);
+        for nonsense in [i32::MAX, 151, -1] {
             assert_eq!(
                 h200("{}", |it| it.gpu_c = nonsense).verdict,
                 Verdict::Error,

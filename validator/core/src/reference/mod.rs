@@ -31,6 +31,14 @@ use serde::Deserialize;
 
 use crate::facts::ComputeCapability;
 
+/// Degrees that a GPU in operation can have; anything else is a broken sensor or a broken answer
+/// (gpu-fryer issue 10: a card at `usize::MAX` degrees was called healthy).
+// Source: boards for data centers operate in air of 0 to 50 °C (NVIDIA's product briefs of T4 and
+// L40S), and are warmer than the air.
+pub(crate) const GPU_TEMPERATURES_C: std::ops::RangeInclusive<i32> = 1..=150;
+/// The same of its memory, for which some boards without a sensor return 0.
+pub(crate) const MEMORY_TEMPERATURES_C: std::ops::RangeInclusive<i32> = 0..=150;
+
 /// Tables write a compute capability as people do: `"9.0"`.
 fn compute_capability<'de, D: serde::Deserializer<'de>>(
     deserializer: D,

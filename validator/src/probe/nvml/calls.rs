@@ -19,6 +19,8 @@ pub(super) enum CallFailure {
     MissingSymbol,
     /// NVML answered with this status.
     Status(u32),
+    /// NVML returned success, and a number that is none.
+    AllOnes,
     /// The call was not made; this is why.
     LeftOut(String),
 }
@@ -34,7 +36,7 @@ impl Failure {
     pub(super) fn status(&self) -> Option<u32> {
         match self.cause {
             CallFailure::Status(status) => Some(status),
-            CallFailure::MissingSymbol | CallFailure::LeftOut(_) => None,
+            CallFailure::MissingSymbol | CallFailure::AllOnes | CallFailure::LeftOut(_) => None,
         }
     }
 
@@ -83,6 +85,11 @@ impl std::fmt::Display for Failure {
             CallFailure::Status(status) => {
                 write!(f, "{} returned {}", self.function, status_name(*status))
             }
+            CallFailure::AllOnes => write!(
+                f,
+                "{} returned 0xffffffff, as a register of a device that does not respond",
+                self.function
+            ),
             CallFailure::LeftOut(reason) => write!(f, "{} {reason}", self.function),
         }
     }

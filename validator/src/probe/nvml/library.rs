@@ -138,9 +138,20 @@ macro_rules! getters {
         impl Device<'_> {
             $(pub(super) fn $method(&self) -> Called<$type> {
                 self.get(stringify!($function), &self.nvml.functions.$function, <$type>::default())
+                    .and_then(|value| responded(stringify!($function), value))
             })*
         }
     };
+}
+
+/// A register of a device that does not respond reads all ones, which no such getter has as a value.
+fn responded<T: Into<u64> + Copy>(function: &'static str, value: T) -> Called<T> {
+    let number: u64 = value.into();
+    if number == u64::from(u32::MAX) || number == u64::MAX {
+        let cause = CallFailure::AllOnes;
+        return Err(Failure { function, cause });
+    }
+    Ok(value)
 }
 
 /// Methods of the shape `nvmlDeviceGetX(device, argument, &value)`.
@@ -149,6 +160,7 @@ macro_rules! getters_of {
         impl Device<'_> {
             $(pub(super) fn $method(&self, $argument: u32) -> Called<$type> {
                 self.get_of(stringify!($function), &self.nvml.functions.$function, $argument, <$type>::default())
+                    .and_then(|value| responded(stringify!($function), value))
             })*
         }
     };
