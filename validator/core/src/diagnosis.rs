@@ -6,7 +6,7 @@
 //! leaves checks without values, and is one cause. Pure: the same run gives the same diagnosis.
 //! Verdicts do not depend on it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -430,12 +430,36 @@ fn absorb(cause: &mut RootCause, sign: RootCause) {
 fn fold_consequences(causes: &mut Vec<RootCause>) {
     let mut order: Vec<usize> = (0..causes.len()).collect();
     order.sort_by_key(|index| (causes[*index].kind, causes[*index].gpus.is_empty()));
+    // Of a node with thousands of GPUs not every cause is held against every other one: that of a
+    // GPU explains causes of this GPU and of the host.
+    let gpu_of = |it: &RootCause| {
+        let gpu = it.gpus.first()?;
+        Some((gpu.pci_address.clone(), gpu.uuid.clone()))
+    };
+    let mut by_gpu: HashMap<_, Vec<usize>> = HashMap::new();
+    for (place, index) in order.iter().enumerate() {
+        by_gpu
+            .entry(gpu_of(&causes[*index]))
+            .or_default()
+            .push(place);
+    }
     let mut folded: BTreeSet<usize> = BTreeSet::new();
     for explaining in &order {
         if folded.contains(explaining) || causes[*explaining].verdict != Verdict::Fail {
             continue;
         }
-        for other in &order {
+        let gpu = gpu_of(&causes[*explaining]);
+        let mut places: Vec<usize> = match gpu {
+            Some(_) => [gpu, None]
+                .iter()
+                .filter_map(|it| by_gpu.get(it))
+                .flatten()
+                .copied()
+                .collect(),
+            None => (0..order.len()).collect(),
+        };
+        places.sort_unstable();
+        for other in places.iter().map(|place| &order[*place]) {
             let is_explained = other != explaining
                 && !folded.contains(other)
                 && explains(&causes[*explaining], &causes[*other]);
@@ -464,8 +488,7 @@ fn fold(cause: &mut RootCause, consequence: RootCause) {
 }
 
 fn explains(cause: &RootCause, other: &RootCause) -> bool {
-    let of_one_gpu = |it: &RootCause| it.gpus.first().cloned();
-    match (of_one_gpu(cause), of_one_gpu(other)) {
+    match (cause.gpus.first(), other.gpus.first()) {
         // A cause of the host explains its own kind, and that kind on GPUs.
         (None, None) => {
             cause.kind < other.kind && cause.kind.explains(other.kind)
@@ -514,16 +537,18 @@ fn alike_on_several_gpus(causes: Vec<RootCause>) -> Vec<RootCause> {
         found.map(|it| (it.check.clone(), it.verdict)).collect()
     };
     let mut alike: Vec<RootCause> = Vec::new();
+    let mut of_several = BTreeMap::new();
     for cause in causes {
-        let same = alike.iter_mut().find(|it| {
-            it.kind == cause.kind
-                && it.verdict == cause.verdict
-                && it.recommended_action == cause.recommended_action
-                && !it.gpus.is_empty()
-                && !cause.gpus.is_empty()
-                && checks(it) == checks(&cause)
-        });
-        match same {
+        let (verdict, action) = (cause.verdict, cause.recommended_action);
+        let next = alike.len();
+        let index = if cause.gpus.is_empty() {
+            next
+        } else {
+            *of_several
+                .entry((cause.kind, verdict, action, checks(&cause)))
+                .or_insert(next)
+        };
+        match alike.get_mut(index) {
             Some(same) => {
                 same.gpus.extend(cause.gpus);
                 same.evidence.extend(cause.evidence);
