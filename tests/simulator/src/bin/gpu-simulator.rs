@@ -267,7 +267,18 @@ fn new_node(catalogue: &Catalogue, instances: &Instances, arguments: &Run) -> Re
 }
 
 /// Subcommands of `gpu-validator` that read the host.
-const READS_HOST: [&str; 3] = ["run", "collect", "burn"];
+const READS_HOST: [&str; 6] = [
+    "run",
+    "collect",
+    "burn",
+    "allocation",
+    "sentinel",
+    "environment",
+];
+/// Those of them without a verdict about the machine, which take a simulated one as it is.
+const WITHOUT_VERDICT: [&str; 2] = ["collect", "environment"];
+/// Options of `environment` with which it reads no host.
+const READS_NO_HOST: [&str; 3] = ["--explain", "--image", "--on"];
 
 /// The arguments, with the simulated host for the validator's own commands: they would read this
 /// machine's.
@@ -282,9 +293,11 @@ fn with_sysroot(program: &OsStr, arguments: &[OsString], sysroot: &Path) -> Vec<
         let next = arguments.get(place + 1);
         next.is_none_or(|it| it.to_string_lossy().starts_with('-'))
     };
-    let has_own = arguments
-        .iter()
-        .any(|it| it.to_string_lossy().starts_with("--sysroot"));
+    let has = |option: &str| {
+        let is_it = |it: &OsString| it.to_string_lossy().split('=').next() == Some(option);
+        arguments.iter().any(is_it)
+    };
+    let has_own = has("--sysroot") || READS_NO_HOST.iter().any(|it| has(it));
     if let Some(place) = subcommand
         && is_validator
         && !has_own
@@ -292,8 +305,8 @@ fn with_sysroot(program: &OsStr, arguments: &[OsString], sysroot: &Path) -> Vec<
     {
         arguments.insert(place + 1, "--sysroot".into());
         arguments.insert(place + 2, sysroot.into());
-        // Started here by name, a simulated run is what is wanted; `collect` has no verdict.
-        if arguments[place] != "collect" {
+        // Started here by name, a simulated run is what is wanted.
+        if !WITHOUT_VERDICT.iter().any(|it| arguments[place] == *it) {
             arguments.insert(place + 1, "--simulated-ok".into());
         }
     }
@@ -328,6 +341,13 @@ mod tests {
             ]
         );
         assert_eq!(given("gpu-validator", &["burn", "stop"]), ["burn", "stop"]);
+        let environment = given("gpu-validator", &["environment"]);
+        assert_eq!(environment, ["environment", "--sysroot", "/n/sysroot"]);
+        let question = ["environment", "--explain", "cuda 13.0 on T4"];
+        assert_eq!(given("gpu-validator", &question), question);
+        let status = ["sentinel", "status"];
+        assert_eq!(given("gpu-validator", &status), status);
+        assert_eq!(given("gpu-validator", &["allocation"]).len(), 4);
         let own = given("gpu-validator", &["run", "--sysroot=/"]);
         assert_eq!(own, ["run", "--sysroot=/"]);
         assert_eq!(given("nvidia-smi", &["run"]), ["run"]);
