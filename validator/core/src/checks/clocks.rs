@@ -175,7 +175,7 @@ fn judge_sm_clock_under_load(
     if run.measured_s < MEASURED_MINIMUM_S || gpu.mig.value().is_some_and(|mig| mig.current) {
         return Err(not_read());
     }
-    let samples = burned::samples_under_load(run, log)?;
+    let samples = burned::samples_under_load(run, log).map_err(|_| not_read())?;
     let clock = |it: &&SensorSample| it.sm_mhz.map(f64::from);
     let mut seen: Vec<f64> = samples.iter().filter_map(clock).collect();
     let median_mhz = burned::median(&mut seen).ok_or_else(not_read)?;
