@@ -195,11 +195,11 @@ exec chroot --userspec=65532:65532 "$root" "$@"
 fn gate_in_container(container: &str) -> anyhow::Result<()> {
     let simulator = Simulator::build()?;
     for (faults, code, words) in [
-        (vec![], 0, "would be told GpuValidated=True"),
+        (vec![], 0, "would get GpuValidated=True"),
         (
             vec!["ecc-volatile-uncorrectable".to_owned()],
             1,
-            "would be told GpuValidated=False",
+            "would get GpuValidated=False",
         ),
     ] {
         let node = simulator.prepare("h200x1", &faults, &[])?;
